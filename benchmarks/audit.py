@@ -41,7 +41,7 @@ from secateur.inference import predict
 from secateur.interfaces import Batch, BlackBox, Candidates, Shadow
 from secateur.metrics.membership import auc, roc
 from secateur.models.create import create
-from secateur.seeding import derive, initialised
+from secateur.seeding import derive, initialise
 from secateur.training.recipe import Fitted, Recipe, Task
 from secateur.training.trainer import fit_many
 
@@ -153,7 +153,7 @@ class Bench:
         truths = torch.cat([torch.full((side.size,), 1 - i % 2) for i, (_, side) in enumerate(all_sides)])
         rows, plain_rows = Batch(torch.cat(seen[1:]), truths), Batch(torch.cat(asked[2:]), truths)
         plain_victim = Batch(torch.cat(asked[:2]), is_member.long())
-        network = initialised(lambda: attack.network(rows.inputs.shape[1]), derive(self.seed))
+        network = initialise(lambda: attack.network(rows.inputs.shape[1]), derive(self.seed))
         net = plain.Samia(classes)
         optimiser = torch.optim.SGD(net.parameters(), 0.01, 0.9, weight_decay=5e-4)
         own, reference = [], []

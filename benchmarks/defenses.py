@@ -40,9 +40,9 @@ from secateur.catalogue import find
 from secateur.defenses.adgp import AlignedDualGradientPruning
 from secateur.defenses.dgp import DualGradientPruning
 from secateur.defenses.selection import counts, end_to_end, top_and_between
-from secateur.defenses.soteria import defended_layer, features, scores
+from secateur.defenses.soteria import features, find_layer, scores
 from secateur.interfaces import Batch, Mask, Params, UploadContext
-from secateur.metrics.cost import communication, paper_accounting
+from secateur.metrics.cost import communication, count_as_paper
 from secateur.models.create import create
 from secateur.wire import decode, encode
 
@@ -153,7 +153,7 @@ def selection(case: Case) -> Iterator[Row]:
 def soteria(case: Case, examples: int, timed: int = 16) -> Iterator[Row]:
     """Soteria's scores against one backward per feature."""
     turning = case.turning(examples)
-    layer = defended_layer(turning.net, None)
+    layer = find_layer(turning.net, None)
     inputs = turning.batch.inputs.clone().requires_grad_()
     found = features(turning, layer, inputs)  # (B, F)
     count = found.shape[1]
@@ -183,7 +183,7 @@ def wire(case: Case) -> Iterator[Row]:
         there, back = case.seconds(
             partial(encode, sent, inside=inside), partial(decode, data, shapes, inside=inside), repeats=3
         )
-        real, paper = communication(sent, inside), paper_accounting(sent, inside)
+        real, paper = communication(sent, inside), count_as_paper(sent, inside)
         row = {"what": "wire", "model": case.model, "defense": name, "encode s": there, "decode s": back}
         row |= {"up B": real.up, "down B": real.down, "broadcast B": real.broadcast, "bits an entry": real.bits}
         row |= {"MB": real.bytes / 2**20, "ratio": real.ratio, "paper's accounting": paper.ratio}

@@ -24,11 +24,11 @@ from typing import Any
 Row = dict[str, Any]
 MODELS, SHAPE, AT_MOST = 6, (3, 32, 32), 1.2
 NETWORKS = {"cuda": ("resnet18-w16", "resnet18-pool", "vgg16-bn"), "cpu": ("resnet18-w16",)}
-WAYS = ("auto", "sequential", "stacked")
+EXECUTIONS = ("auto", "sequential", "stacked")
 NO_FORM = "does not have a deterministic implementation"  # torch's warning
 
 
-def train(name: str, device: str, way: str, exact: bool, size: int, epochs: int) -> Row:
+def train(name: str, device: str, execution: str, exact: bool, size: int, epochs: int) -> Row:
     """Train six models; return the seconds of the training and of its later epochs, and a digest of all weights."""
     import torch
 
@@ -56,7 +56,9 @@ def train(name: str, device: str, way: str, exact: bool, size: int, epochs: int)
         tasks, start = [task(seed) for seed in range(MODELS)], time.perf_counter()
         recipe = Recipe(epochs=epochs, patience=None)
         fitted = dict(
-            fit_many(net, tasks, recipe, way=way, progress=lambda index, row: ends.append(time.perf_counter()))
+            fit_many(
+                net, tasks, recipe, execution=execution, progress=lambda index, row: ends.append(time.perf_counter())
+            )
         )
     digest = hashlib.sha256()
     for _, model in sorted(fitted.items()):
@@ -67,10 +69,10 @@ def train(name: str, device: str, way: str, exact: bool, size: int, epochs: int)
     return {"seconds": ends[-1] - start, "later": later, "digest": digest.hexdigest()[:16]}
 
 
-def run(name: str, device: str, way: str, exact: bool, size: int, epochs: int) -> Row:
+def run(name: str, device: str, execution: str, exact: bool, size: int, epochs: int) -> Row:
     """Train in a process of its own."""
     here = [sys.executable, __file__, "--device", device, "--size", str(size), "--epochs", str(epochs)]
-    command = [*here, "--train", name, "--way", way, *(["--exact"] if exact else [])]
+    command = [*here, "--train", name, "--way", execution, *(["--exact"] if exact else [])]
     done = subprocess.run(command, capture_output=True, text=True, check=False, env=os.environ)
     if done.returncode:
         return {"fault": done.stderr.strip().splitlines()[-1] if done.stderr.strip() else "no output"}
@@ -79,16 +81,16 @@ def run(name: str, device: str, way: str, exact: bool, size: int, epochs: int) -
     return row | {"without": sorted({line.split(f" {NO_FORM}")[0].split()[-1] for line in warnings})}
 
 
-def compare(name: str, device: str, way: str, repeats: int, size: int, epochs: int) -> Row:
+def compare(name: str, device: str, execution: str, repeats: int, size: int, epochs: int) -> Row:
     """Return the times with and without, runs of both interleaved, and how many digests there were."""
     results: dict[bool, list[Row]] = {False: [], True: []}
     for _ in range(repeats):
         for exact, rows in results.items():
-            rows.append(run(name, device, way, exact, size, epochs))
+            rows.append(run(name, device, execution, exact, size, epochs))
     faults = [row["fault"] for rows in results.values() for row in rows if "fault" in row]
     if faults:
-        return {"model": name, "way": way, "fault": faults[0]}
-    row: Row = {"model": name, "way": way}
+        return {"model": name, "way": execution, "fault": faults[0]}
+    row: Row = {"model": name, "way": execution}
     for part in ("later", "seconds"):
         plain, exact = (median(run[part] for run in results[mode]) for mode in (False, True))
         row |= {part: {"plain": plain, "deterministic": exact, "ratio": exact / plain}}
@@ -108,20 +110,20 @@ def main() -> None:
     parser.add_argument("--size", type=int, default=5120, help="Training rows of a model.")
     parser.add_argument("--epochs", type=int, default=6)
     parser.add_argument("--networks", default="", help="Comma-separated; by default some of each kind.")
-    parser.add_argument("--ways", default=",".join(WAYS))
+    parser.add_argument("--ways", default=",".join(EXECUTIONS))
     parser.add_argument("--json", type=Path)
     parser.add_argument("--train", help=argparse.SUPPRESS)
     parser.add_argument("--way", default="auto", help=argparse.SUPPRESS)
     parser.add_argument("--exact", action="store_true", help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.train:
-        row = train(options.train, options.device, options.way, options.exact, options.size, options.epochs)
+        row = train(options.train, options.device, options.execution, options.exact, options.size, options.epochs)
         print(json.dumps(row))
         return
     rows = []
     for name in options.networks.split(",") if options.networks else NETWORKS[options.device]:
-        for way in options.ways.split(","):
-            row = compare(name, options.device, way, options.repeats, options.size, options.epochs)
+        for execution in options.ways.split(","):
+            row = compare(name, options.device, execution, options.repeats, options.size, options.epochs)
             rows.append(row)
             print(json.dumps(row), flush=True)
     if options.json:

@@ -47,7 +47,7 @@ import torch
 from torch import Generator, Tensor, nn
 from torch.nn.functional import cross_entropy
 
-from secateur.attacks.inversion.engines.autograd import stacked
+from secateur.attacks.inversion.engines.autograd import evaluate_stacked
 from secateur.attacks.inversion.problem import Compared, Problem, Variables, structure
 from secateur.catalogue import find
 from secateur.config import base_pruning, defense_of_clients
@@ -156,7 +156,7 @@ def attacks_on_gpu(count: int, model: str) -> dict[str, Any]:
 
     def each() -> float:
         variables = {"inputs": data.inputs[:200].view(10, 20, *data.inputs.shape[1:]).cuda()}
-        evaluate = stacked(problem, Cosine())
+        evaluate = evaluate_stacked(problem, Cosine())
 
         def step() -> None:
             variables["inputs"].sub_(evaluate(variables, labels, {}).gradient["inputs"].sign(), alpha=1e-3)

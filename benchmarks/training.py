@@ -32,7 +32,7 @@ from torch.nn.functional import cross_entropy
 
 from secateur import tree
 from secateur.functional import Functional, split
-from secateur.inference import arranged
+from secateur.inference import to_channels_last
 from secateur.interfaces import Batch
 from secateur.models.create import create
 from secateur.training.execution import Lane, Lanes, choose
@@ -128,22 +128,22 @@ def gpu(name: str, target: float, models: int = 6) -> Row:
     shape = (3, 32, 32)
     nets = [make(name, shape, seed).cuda().train() for seed in range(models)]
     batches = [data(128, shape, "cuda", seed) for seed in range(models)]
-    lanes = [Lane(*map(arranged, split(net, tree.state_of(net)))) for net in nets]
+    lanes = [Lane(*map(to_channels_last, split(net, tree.state_of(net)))) for net in nets]
     function = Functional(nets[0], training=True, device="cuda")
-    inputs = [tuple(arranged(batch._asdict()).values()) for batch in batches]
+    inputs = [tuple(to_channels_last(batch._asdict()).values()) for batch in batches]
     optimiser = Recipe().make_optimiser
 
     def objective(params: Any, buffers: Any, images: Any, labels: Any) -> torch.Tensor:
         return cross_entropy(function(params | buffers, images), labels)
 
-    def ours(way: str) -> float:
-        stepper = Lanes(objective, lanes, optimiser, way)
+    def ours(execution: str) -> float:
+        stepper = Lanes(objective, lanes, optimiser, execution)
         return milliseconds(lambda: stepper.step(inputs))
 
     times = {"eager": milliseconds(eager(nets, batches))}
     twins = [copy.deepcopy(net).to(memory_format=torch.channels_last) for net in nets]
     times["eager channels_last"] = milliseconds(eager(twins, [Batch(*pair) for pair in inputs]))
-    times |= {way: ours(way) for way in ("sequential", "stacked")}
+    times |= {execution: ours(execution) for execution in ("sequential", "stacked")}
     taken = choose(objective, lanes, optimiser, inputs)
     ratio = min(times["eager"], times["eager channels_last"]) / times[taken]
     row = {"model": name, "milliseconds": times, "auto": taken, "ratio": ratio}

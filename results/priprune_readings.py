@@ -31,9 +31,9 @@ from secateur.attacks.inversion.sgi import SGI
 from secateur.config import Federate, read
 from secateur.data.dataset import Dataset
 from secateur.data.partition import by_writer
-from secateur.defenses.withholding import WITHHELD, entries_sent, rates, reloaded
+from secateur.defenses.withholding import WITHHELD, mask_sent, rates, reload
 from secateur.federated.averaging import Average
-from secateur.federated.build import loaded
+from secateur.federated.build import load_data
 from secateur.federated.client_training import LocalTraining, binary_cross_entropy, train
 from secateur.federated.federation import ServerEvaluation
 from secateur.interfaces import Batch, Knowledge, Mask, Params, ServerView, Weights
@@ -74,7 +74,7 @@ class Federation:
             self.net, data.batch.take(slice(data.train_size, data.train_size + TESTED)), LOCAL.loss
         )
         self.mask = self.pruned(tree.params_of(self.net))
-        self.model = tree.masked(tree.params_of(self.net), self.mask)
+        self.model = tree.mask_tree(tree.params_of(self.net), self.mask)
         self.states: dict[int, Params] = {}
         self.seen: list[tuple[ServerView, Tensor]] = []
 
@@ -113,11 +113,11 @@ class Federation:
             rows = self.shares[client]
             batch = self.data.batch.take(rows[torch.randperm(len(rows), generator=self.order)[: LOCAL.batch_size]])
             values, withheld = self.turn(client, batch)
-            average.add(values, len(rows), entries_sent(withheld, self.mask))
+            average.add(values, len(rows), mask_sent(withheld, self.mask))
             shares += [float(rates(withheld, self.mask).of_all)] if withheld else []
             if attacked and client == chosen[0]:
                 self.seen.append((ServerView(self.model, Weights(values)), batch.inputs))
-        self.model = tree.masked(average.result(self.model), self.mask)
+        self.model = tree.mask_tree(average.result(self.model), self.mask)
         return sum(shares) / PER_ROUND
 
     def accuracy(self, model: Params) -> float:
@@ -148,7 +148,7 @@ def measured(federation: Federation, attacks: int) -> dict[str, Any]:
             course.append((number, federation.accuracy(federation.model), withheld))
     row = {"accuracy": course[-1][1], "withheld": course[-1][2], "course": course}
     if states := federation.states.values():
-        own = [federation.accuracy(reloaded(federation.model, state, federation.mask)) for state in states]
+        own = [federation.accuracy(reload(federation.model, state, federation.mask)) for state in states]
         layers = {n: [float(state[WITHHELD + n].double().mean()) for state in states] for n in federation.mask}
         row |= {"own": sum(own) / len(own), "layers": {n: sum(shares) / len(shares) for n, shares in layers.items()}}
     return row | (federation.leakage() if attacks else {}) | {"seconds": time.process_time() - begun}
@@ -184,7 +184,7 @@ def main() -> None:
     torch.set_num_threads(1)
     rules = {text: reading(text) for text in given.readings}
     config = read(Federate, None, {"data": "qmnist", "model": "conv-2", "data_folder": given.data})
-    data, rows = of_first_writers(loaded(config)[0], 10), []
+    data, rows = of_first_writers(load_data(config)[0], 10), []
     for text, rule in rules.items():
         for seed in map(int, given.seeds.split(",")):
             row = {"reading": text, "seed": seed} | measured(Federation(data, rule, seed), given.attacks)

@@ -19,7 +19,7 @@ from secateur import tree
 from secateur.config import Federate, read
 from secateur.defenses.priprune import PriPrune, preset
 from secateur.defenses.withholding import whole_mask
-from secateur.federated.build import loaded
+from secateur.federated.build import load_data
 from secateur.federated.client_training import binary_cross_entropy
 from secateur.interfaces import Batch, LossOf, Params
 from secateur.models.create import create
@@ -64,7 +64,7 @@ def main() -> None:
     parser.add_argument("--data", help="the folder that holds QMNIST/raw/; else $SECATEUR_DATA")
     given = parser.parse_args()
     torch.set_num_threads(1)
-    whole, _ = loaded(read(Federate, None, {"data": "qmnist", "model": "conv-2", "data_folder": given.data}))
+    whole, _ = load_data(read(Federate, None, {"data": "qmnist", "model": "conv-2", "data_folder": given.data}))
     data, rng = of_first_writers(whole, 20), Generator().manual_seed(0)
     net = create("conv-2", data.input_shape, data.classes, derive(0, "initialise", "server"))
     params = tree.params_of(net)

@@ -19,7 +19,7 @@ import torch
 from torch import Generator, Tensor
 
 from secateur.catalogue import split
-from secateur.defenses.priprune import LOGITS, STEPS, PriPrune, withholding
+from secateur.defenses.priprune import LOGITS, STEPS, PriPrune, sample_withheld
 from secateur.defenses.withholding import SAVED, WITHHELD
 from secateur.errors import unknown
 from secateur.interfaces import Batch, ClientResult, LossOf, Mask, Params
@@ -62,15 +62,15 @@ class Reading(PriPrune):
             return super().objective(logits, *lesson)
         loss, weights, _, _, examples, noise, temperature = lesson
         state, received = self.between
-        draws = {name: withholding(a, noise[name], temperature) for name, a in logits.items()}
+        draws = {name: sample_withheld(a, noise[name], temperature) for name, a in logits.items()}
         mixed = {name: state[SAVED + name] * draw + received[name] * (1 - draw) for name, draw in draws.items()}
         rest = PriPrune.objective(replace(self, accuracy=0), logits, *lesson)
         return self.accuracy * loss(weights | mixed, *examples) + rest
 
-    def stepped(self, state: Params, slopes: Params) -> Params:
+    def step_adam(self, state: Params, slopes: Params) -> Params:
         """One step of a by Adam, or of alpha = sigmoid(a) by plain descent."""
         if self.descent == "adam":
-            return super().stepped(state, slopes)
+            return super().step_adam(state, slopes)
         alphas = {name: state[LOGITS + name].sigmoid() for name in slopes}
         moved = {name: alpha - self.step * slopes[name] / (alpha * (1 - alpha)) for name, alpha in alphas.items()}
         return {STEPS: state[STEPS] + 1} | {LOGITS + name: alpha.logit(EDGE) for name, alpha in moved.items()}

@@ -6,7 +6,7 @@ import pytest
 
 from secateur.cli import main
 from secateur.runs.folder import load_rows
-from secateur.runs.rows import comparable
+from secateur.runs.rows import select_comparable
 
 TINY = ["--set", "train.epochs=2", "--set", "finetune.epochs=1", "--shadows", "1"]
 
@@ -42,7 +42,7 @@ def test_json_prints_the_rows_and_nothing_else(finished, capsys):
 
 def test_the_written_configuration_gives_the_same_rows(finished, tmp_path):
     assert main(["audit", str(finished / "config.yaml"), "--out", str(tmp_path / "again")]) == 0
-    assert comparable(load_rows(tmp_path / "again")) == comparable(load_rows(finished))
+    assert select_comparable(load_rows(tmp_path / "again")) == select_comparable(load_rows(finished))
 
 
 def test_a_changed_setting_recomputes_only_what_it_must(finished):

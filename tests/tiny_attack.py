@@ -6,7 +6,7 @@ import torch
 from torch import nn
 
 from secateur import catalogue
-from secateur.attacks.inversion.updates import observed_gradient
+from secateur.attacks.inversion.updates import read_gradient
 from secateur.errors import WrongInput
 from secateur.interfaces import Batch, Reconstruction
 
@@ -48,12 +48,12 @@ class Tiny:
             yield i, self.made(x, targets[i], knowledge, self.iterations)
 
     def read(self, view, knowledge):
-        gradient = observed_gradient(view, knowledge)
+        gradient = read_gradient(view, knowledge)
         weight, bias = gradient["1.weight"], gradient["1.bias"]
         return (weight[bias.argmin()] / bias.min()).view(knowledge.input_shape)
 
     def made(self, x, views, knowledge, step):
-        label = observed_gradient(views[0], knowledge)["1.bias"].argmin().view(1)
+        label = read_gradient(views[0], knowledge)["1.bias"].argmin().view(1)
         count = max(0, knowledge.batch_size - self.misses)
         batch = Batch(x.expand(count, *x.shape), label.expand(count))
         return Reconstruction(

@@ -32,12 +32,12 @@ def shares(clients=5):
     return iid(ROWS, clients, torch.Generator().manual_seed(0))
 
 
-def federation(net=None, seed=0, way="auto", observers=(), data=None, device="cpu", **terms):
+def federation(net=None, seed=0, execution="auto", observers=(), data=None, device="cpu", **terms):
     given = {"rounds": 4, "per_round": 3, "local": LOCAL, "evaluate_every": 2, "shares": shares()} | terms
     watching = [Every(*each) if isinstance(each, tuple) else each for each in observers]
     net = plain_net() if net is None else net
     return Federation(
-        net, data or pictures(ROWS, 8), FederationSpec(**given), seed, device, way=way, observers=watching
+        net, data or pictures(ROWS, 8), FederationSpec(**given), seed, device, execution=execution, observers=watching
     )
 
 
@@ -64,7 +64,7 @@ class Half(BasePruning):
 
     def adjust(self, weights, mask, squares, round, rng):
         changed = {name: ~keep for name, keep in mask.items()}
-        return tree.masked(weights, changed), changed
+        return tree.mask_tree(weights, changed), changed
 
 
 @dataclass(frozen=True)
@@ -92,7 +92,7 @@ class Moving(Half):
 
     def adjust(self, weights, mask, squares, round, rng):
         chosen = {name: weights[name].abs() >= weights[name].abs().flatten().median() for name in mask}
-        return tree.masked(weights, chosen), chosen
+        return tree.mask_tree(weights, chosen), chosen
 
 
 @dataclass(frozen=True)
@@ -123,11 +123,11 @@ class Noisy:
         return {n: torch.randn(steps, *v.shape, generator=rng, device=rng.device) for n, v in params.items()}
 
     def turn(self, loss, received, mask, state, batches, noise, learning_rate):
-        weights, summed, total = tree.masked(received, mask), None, 0.0
+        weights, summed, total = tree.mask_tree(received, mask), None, 0.0
         for inputs, labels in zip(batches.inputs, batches.labels, strict=True):
             grads, value = grad_and_value(loss)(weights, inputs, labels)
             weights = {n: w - learning_rate * grads[n] for n, w in weights.items()}
-            weights = tree.masked(weights, mask)
+            weights = tree.mask_tree(weights, mask)
             summed = grads if summed is None else {n: summed[n] + g for n, g in grads.items()}
             total = total + value
         withheld = {name: noise[name][-1] > 0 for name in weights}

@@ -38,7 +38,7 @@ def shares():
     return list(torch.arange(sum(SIZES)).split(list(SIZES)))
 
 
-def federation(rule="mapp-fl", large=1, widths=(0.5,), seed=0, model=None, way="auto", device="cpu", **fields):
+def federation(rule="mapp-fl", large=1, widths=(0.5,), seed=0, model=None, execution="auto", device="cpu", **fields):
     """A small one; `fields` are of its terms, of the federation or of the rule (as a dict)."""
     own = {name: fields.pop(name) for name in ("observers", "beside") if name in fields}
     given = {"rounds": 3, "evaluate_every": 1, "local": Adam(batch_size=BATCH), "test_batch": 10} | fields
@@ -46,7 +46,9 @@ def federation(rule="mapp-fl", large=1, widths=(0.5,), seed=0, model=None, way="
     if "observers" in own:
         own["observers"] = [Every(*each) if isinstance(each, tuple) else each for each in own["observers"]]
     terms = SubmodelSpec(shares(), made, rates_of(shares(), large, widths), **given)
-    return SubmodelFederation(net() if model is None else model, data(), terms, seed, device, way=way, **own)
+    return SubmodelFederation(
+        net() if model is None else model, data(), terms, seed, device, execution=execution, **own
+    )
 
 
 def told(federation):

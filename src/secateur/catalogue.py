@@ -174,7 +174,7 @@ class Defense:
 
     parts: tuple[Choice, ...]
 
-    def acting_on(self, target: str) -> Choice | None:
+    def find_part(self, target: str) -> Choice | None:
         """Return the part whose `acts_on` equals `target`, or None."""
         return next((part for part in self.parts if part.method.info["acts_on"] == target), None)
 

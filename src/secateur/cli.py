@@ -257,11 +257,15 @@ def gate(
     before = None if baseline is None else load_finished(baseline)
     decision = gates.decide(rows, rules, before, date.today())
     checks = [check for checked in decision.checks.values() for check in checked]
-    contents = {summary: gates.markdown(decision), sarif: gates.sarif(decision, version()), junit: limits.junit(checks)}
+    contents = {
+        summary: gates.render_markdown(decision),
+        sarif: gates.sarif(decision, version()),
+        junit: limits.junit(checks),
+    }
     for file, text in contents.items():
         if file is not None:
             write(file, text.encode())
-    typer.echo(gates.markdown(decision), nl=False)
+    typer.echo(gates.render_markdown(decision), nl=False)
     _end(decision.outcome)
 
 

@@ -65,14 +65,14 @@ def check_number(field: str, value: float, interval: str) -> None:
     above = value > low if interval[0] == "(" else value >= low
     below = value < high if interval[-1] == ")" else value <= high
     if not (above and below):
-        raise WrongInput(field, f"{value} is not allowed; {allowed_numbers(interval)}")
+        raise WrongInput(field, f"{value} is not allowed; {describe_interval(interval)}")
 
 
-def allowed_numbers(interval: str) -> str:
+def describe_interval(interval: str) -> str:
     """Describe an interval in an error's words.
 
     Example:
-        >>> allowed_numbers("[0, 1)"), allowed_numbers("(0, inf)"), allowed_numbers("[2, inf)")
+        >>> describe_interval("[0, 1)"), describe_interval("(0, inf)"), describe_interval("[2, inf)")
         ('must be in [0, 1)', 'must be above 0', 'must be at least 2')
     """
     low, high = interval[1:-1].split(", ")
@@ -90,10 +90,10 @@ def check_whole(field: str, value: int, least: int = 1, *, even: bool = False) -
         secateur.errors.WrongInput: rounds: 0 is not allowed; must be a whole number, at least 1
     """
     if not isinstance(value, Integral) or value < least or (even and value % 2):
-        raise WrongInput(field, f"{value} is not allowed; {allowed_wholes(least, even)}")
+        raise WrongInput(field, f"{value} is not allowed; {describe_wholes(least, even)}")
 
 
-def allowed_wholes(least: int, even: bool = False) -> str:
+def describe_wholes(least: int, even: bool = False) -> str:
     """Describe whole numbers from `least` on in an error's words."""
     return f"must be {'an even' if even else 'a whole'} number, at least {least}"
 

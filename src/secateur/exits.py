@@ -150,14 +150,14 @@ class _Pipe:
 
     def write(self, text: str) -> int:
         """Write, unless the reader is gone."""
-        self._guarded(lambda: self._stream.write(text))
+        self._guard(lambda: self._stream.write(text))
         return len(text)
 
     def flush(self) -> None:
         """Flush, unless the reader is gone."""
-        self._guarded(self._stream.flush)
+        self._guard(self._stream.flush)
 
-    def _guarded(self, act: Callable[[], object]) -> None:
+    def _guard(self, act: Callable[[], object]) -> None:
         try:
             act()
         except BrokenPipeError:

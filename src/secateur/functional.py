@@ -152,7 +152,7 @@ def split(net: nn.Module, state: Params) -> tuple[Params, Params]:
     return {n: t for n, t in tensors.items() if n in trained}, {n: t for n, t in tensors.items() if n not in trained}
 
 
-def joined(net: nn.Module, tensors: Params) -> Params:
+def join_state(net: nn.Module, tensors: Params) -> Params:
     """Return a state_dict of contiguous copies; names that share one tensor get equal copies."""
     first = {id(value): name for name, value in reversed([*net.named_parameters(), *net.named_buffers()])}
     saved = net.state_dict(keep_vars=True)
@@ -171,7 +171,7 @@ def classifier(net: nn.Module, classes: int) -> str:
     return matches[-1]
 
 
-def evaluated(copied: nn.Module, batchnorm: Literal["eval", "batch"]) -> nn.Module:
+def make_static(copied: nn.Module, batchnorm: Literal["eval", "batch"]) -> nn.Module:
     """Change the module in place so that it draws nothing and updates no running statistics; return it.
 
     If `batchnorm` is "batch", BatchNorm normalises by the statistics of the batch.

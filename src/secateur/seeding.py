@@ -41,7 +41,7 @@ def spawn(rng: torch.Generator, device: torch.device | str) -> torch.Generator:
     return torch.Generator(device).manual_seed(draw_seed(rng))
 
 
-def initialised(build: Callable[[], T], rng: torch.Generator, below: int = 2**62) -> T:
+def initialise(build: Callable[[], T], rng: torch.Generator, below: int = 2**62) -> T:
     """Return modules whose initial weights depend on `rng` alone; the global generator is restored."""
     with torch.random.fork_rng(devices=[]):  # layers draw their weights from the global generator
         torch.default_generator.manual_seed(draw_seed(rng, below))

@@ -16,7 +16,7 @@ def params_of(net: nn.Module) -> Params:
     return {name: value.detach().clone() for name, value in net.named_parameters()}
 
 
-def trained(net: nn.Module) -> list[str]:
+def trained_names(net: nn.Module) -> list[str]:
     """Return the names of the trained parameters, which are also those sent; frozen ones have requires_grad=False."""
     return [name for name, value in net.named_parameters() if value.requires_grad]
 
@@ -41,7 +41,7 @@ def stack(trees: Sequence[Mapping[str, Tensor]]) -> Params:
     return {name: torch.stack([tree[name] for tree in trees]) for name in trees[0]}
 
 
-def masked(tree: Mapping[str, Tensor], mask: Mask) -> Params:
+def mask_tree(tree: Mapping[str, Tensor], mask: Mask) -> Params:
     """Return the tree with dropped entries set to exactly zero; tensors without a mask are unchanged."""
     return {name: torch.where(mask[name], value, 0) if name in mask else value for name, value in tree.items()}
 
@@ -55,7 +55,7 @@ def apply_mask(net: nn.Module, mask: Mask) -> nn.Module:
     return net
 
 
-def kept(mask: Mask) -> float:
+def kept_share(mask: Mask) -> float:
     """Return the fraction of entries that a mask keeps, over the tensors it names."""
     total = sum(value.numel() for value in mask.values())
     return sum(int(value.sum()) for value in mask.values()) / total if total else 1.0
@@ -66,7 +66,7 @@ def count(tree: Mapping[str, Tensor]) -> int:
     return sum(value.numel() for value in tree.values())
 
 
-def nested(parts: Mapping[Any, Mapping[str, Tensor]]) -> Params:
+def nest(parts: Mapping[Any, Mapping[str, Tensor]]) -> Params:
     """Return the tensors of all parts as one tree, each by `part.name`."""
     return {f"{key}.{name}": value for key, tree in parts.items() for name, value in tree.items()}
 

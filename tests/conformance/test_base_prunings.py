@@ -10,7 +10,7 @@ from torch.func import vmap
 from secateur import catalogue, tree
 from secateur.cli import main
 from secateur.errors import WrongInput
-from secateur.federated.base_pruning import BasePruning, removed, total_of
+from secateur.federated.base_pruning import BasePruning, count_removed, total_of
 from secateur.interfaces import Batch
 from secateur.pruning.masks import weights_of
 
@@ -63,7 +63,7 @@ def test_the_rate_is_exact_over_all_weights_and_biases_and_batchnorm_are_left_al
     _, _, mask, _ = begun(name, rate=rate)
     assert list(mask) == list(weights_of(net)) == ["0.weight", "4.weight"]
     assert all(keep.dtype == torch.bool and keep.shape == weights_of(net)[key].shape for key, keep in mask.items())
-    assert sum(int((~keep).sum()) for keep in mask.values()) == removed(rate, total_of(mask))
+    assert sum(int((~keep).sum()) for keep in mask.values()) == count_removed(rate, total_of(mask))
     assert all(bool(keep.any()) for keep in mask.values())
 
 
@@ -130,7 +130,7 @@ def test_an_adjustment_changes_the_mask_and_holds_the_rate(name):
     squares = {key: value.square() for key, value in gradient.items()}
     after, kept = rule.adjust(weights, mask, squares, 2, torch.Generator().manual_seed(1))
     assert any(not torch.equal(keep, mask[key]) for key, keep in kept.items())
-    assert sum(int((~keep).sum()) for keep in kept.values()) == removed(0.3, total_of(mask))
+    assert sum(int((~keep).sum()) for keep in kept.values()) == count_removed(0.3, total_of(mask))
     biases = [key for key in weights if key not in mask]
     assert biases and all(torch.equal(after[key], weights[key]) for key in biases)
     if rule.keeps_dropped:

@@ -12,7 +12,7 @@ from secateur.data.partition import in_out
 from secateur.errors import WrongInput
 from secateur.interfaces import Batch, BlackBox, Candidates, InOut, Shadow
 from secateur.metrics.membership import auc, roc
-from secateur.seeding import derive, initialised
+from secateur.seeding import derive, initialise
 
 WIDTH, CLASSES, ROWS = 20, 4, 300  # of each set: half members, half non-members
 ATTACKS = catalogue.methods("attack")
@@ -29,7 +29,7 @@ def random_rows(number, *labels):
 def memorised(batch, *labels):
     """A model that knows the batch by heart, in float64 so that rounding says nothing."""
     rng = derive(0, "net", *labels)
-    net = initialised(lambda: nn.Sequential(nn.Linear(WIDTH, 128), nn.ReLU(), nn.Linear(128, CLASSES)), rng).double()
+    net = initialise(lambda: nn.Sequential(nn.Linear(WIDTH, 128), nn.ReLU(), nn.Linear(128, CLASSES)), rng).double()
     optimiser = torch.optim.Adam(net.parameters(), 1e-2)
     for _ in range(150):
         optimiser.zero_grad()

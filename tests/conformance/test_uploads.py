@@ -160,7 +160,7 @@ def test_error_feedback_loses_nothing(text):
     grads, turning = client()
     state = upload.init(grads)
     for _ in range(4):
-        before = upload.accumulated(grads, state)
+        before = upload.accumulate(grads, state)
         sent, state = upload(grads, state, turning)
         for name, value in before.items():
             after = sent[name] + state[RESIDUAL + name]

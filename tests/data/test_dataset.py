@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 
-from secateur.data.dataset import Dataset, normalised
+from secateur.data.dataset import Dataset, normalise_bytes
 from secateur.errors import WrongInput
 
 
@@ -47,7 +47,7 @@ def test_wrong_fields_are_named(field, changes):
 def test_normalised_is_per_channel_and_can_be_undone():
     pixels = np.arange(2 * 3 * 2 * 2, dtype=np.uint8).reshape(2, 3, 2, 2) * 10
     mean, std = (0.1, 0.2, 0.3), (0.5, 0.25, 0.125)
-    inputs = normalised(pixels, mean, std)
+    inputs = normalise_bytes(pixels, mean, std)
     assert inputs.dtype == torch.float32
     assert inputs[1, 2, 0, 1].item() == pytest.approx((pixels[1, 2, 0, 1] / 255 - 0.3) / 0.125, abs=1e-6)
     back = (inputs * torch.tensor(std).view(1, 3, 1, 1) + torch.tensor(mean).view(1, 3, 1, 1)) * 255
@@ -56,8 +56,8 @@ def test_normalised_is_per_channel_and_can_be_undone():
 
 def test_at_most_so_many_rows_in_their_order(rng):
     data = make(inputs=torch.arange(12.0).view(4, 3), writers=torch.tensor([5, 6, 7, 8]))
-    assert data.at_most(4, rng) is data
-    part = data.at_most(3, rng)
+    assert data.limit_rows(4, rng) is data
+    part = data.limit_rows(3, rng)
     kept = (part.writers - 5).tolist()
     assert len(kept) == 3 and kept == sorted(set(kept))
     assert torch.equal(part.inputs, data.inputs[kept]) and torch.equal(part.labels, data.labels[kept])

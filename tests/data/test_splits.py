@@ -4,7 +4,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Generator
 
-from secateur.data.partition import in_out, trained_split, victim_shadow
+from secateur.data.partition import in_out, split_trained, victim_shadow
 from secateur.errors import WrongInput
 
 seeds = st.integers(0, 2**31 - 1)
@@ -82,7 +82,7 @@ def test_too_little_to_split_is_refused(rng):
 
 @given(members=st.integers(1, 60), others=st.integers(10, 90), seed=st.integers(0, 100))
 def test_without_shadows_all_other_rows_are_asked_about(members, others, seed):
-    split = trained_split(members + others, members, 0, Generator().manual_seed(seed))
+    split = split_trained(members + others, members, 0, Generator().manual_seed(seed))
     tenth = others // 10
     assert split.shadows == () and split.victim.train.tolist() == list(range(members))
     assert sizes(split.victim) == (members, tenth, others - tenth)
@@ -91,13 +91,13 @@ def test_without_shadows_all_other_rows_are_asked_about(members, others, seed):
 
 
 def test_shadows_take_half_of_the_rows_that_a_trained_victim_did_not_see(rng):
-    split = trained_split(300, 100, 3, rng)
+    split = split_trained(300, 100, 3, rng)
     assert sizes(split.victim) == (100, 20, 90) and [sum(sizes(part)) for part in split.shadows] == [90] * 3
     assert not torch.isin(rows(split.victim), torch.cat([rows(part) for part in split.shadows])).any()
 
 
 @pytest.mark.parametrize(("shadows", "least"), [(0, 10), (1, 17)])
 def test_too_few_rows_outside_the_members_are_refused(shadows, least, rng):
-    trained_split(50 + least, 50, shadows, rng)
+    split_trained(50 + least, 50, shadows, rng)
     with pytest.raises(WrongInput, match=f"^data: {least - 1} rows lie outside the members"):
-        trained_split(50 + least - 1, 50, shadows, rng)
+        split_trained(50 + least - 1, 50, shadows, rng)

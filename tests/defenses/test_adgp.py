@@ -38,7 +38,7 @@ def test_all_uploads_lie_inside_so_the_download_is_i_only_and_the_rest_waits(rng
     users = [{"w": torch.randn(30, 20, generator=rng), "b": torch.randn(20, generator=rng)} for _ in range(4)]
     upload = ErrorFeedback(Adgp())
     states = [upload.init(user) for user in users]
-    inside = upload.inner.positions(upload.accumulated(users[2], states[2]))
+    inside = upload.inner.positions(upload.accumulate(users[2], states[2]))
     assert int(inside["w"].sum()) == 240 and int(inside["b"].sum()) == 8
     for user, state in zip(users, states, strict=True):
         sent, after = upload(user, state, None, inside=inside)

@@ -129,8 +129,8 @@ def test_membership_sees_posteriors_and_labels_alone(rng):
 
 def test_stacked_equals_sequential(net):
     tasks = [make(net, 0), make(net, 1, size=17), make(net, 2)]
-    one = dict(Adv(2.0, attack_steps=2).fit_many(net, tasks, RECIPE, way="sequential"))
-    several = dict(Adv(2.0, attack_steps=2).fit_many(net, tasks, RECIPE, way="stacked"))
+    one = dict(Adv(2.0, attack_steps=2).fit_many(net, tasks, RECIPE, execution="sequential"))
+    several = dict(Adv(2.0, attack_steps=2).fit_many(net, tasks, RECIPE, execution="stacked"))
     assert sorted(one) == sorted(several) == [0, 1, 2]
     for index, fitted in one.items():
         for name, value in fitted.state.items():
@@ -140,11 +140,11 @@ def test_stacked_equals_sequential(net):
 
 
 @needs_cuda
-@pytest.mark.parametrize("way", ["sequential", "stacked", "auto"])
-def test_every_way_on_a_gpu_equals_the_others(net, way):
+@pytest.mark.parametrize("execution", ["sequential", "stacked", "auto"])
+def test_every_way_on_a_gpu_equals_the_others(net, execution):
     tasks = [make(net, seed).to("cuda") for seed in range(3)]
-    one = dict(Adv(2.0).fit_many(net, tasks, RECIPE, way="eager"))
-    other = dict(Adv(2.0).fit_many(net, tasks, RECIPE, way=way))
+    one = dict(Adv(2.0).fit_many(net, tasks, RECIPE, execution="eager"))
+    other = dict(Adv(2.0).fit_many(net, tasks, RECIPE, execution=execution))
     for index, fitted in one.items():
         for name, value in fitted.state.items():
             assert value.is_cuda and torch.allclose(value.double(), other[index].state[name].double(), atol=1e-9), name
@@ -155,7 +155,7 @@ def test_ray_equals_sequential(net):
     pytest.importorskip("ray")
     tasks = [make(net, seed) for seed in range(2)]
     one = dict(Adv().fit_many(net, tasks, RECIPE))
-    spread = dict(Adv().fit_many(net, tasks, RECIPE, way="ray"))
+    spread = dict(Adv().fit_many(net, tasks, RECIPE, execution="ray"))
     assert all(equal(fitted.state, spread[index].state) for index, fitted in one.items())
 
 
@@ -234,8 +234,8 @@ def test_refusals_name_the_field(net):
     empty = Task(task.state, task.train, task.validation.take(torch.arange(0)), task.rng)
     with pytest.raises(WrongInput, match="data: adv needs a validation split"):
         adv(net, empty)
-    with pytest.raises(WrongInput, match="way"):
-        adv(net, task, way="parallel")
+    with pytest.raises(WrongInput, match="execution"):
+        adv(net, task, execution="parallel")
 
 
 def test_it_is_known_and_combines():

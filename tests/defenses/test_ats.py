@@ -14,7 +14,7 @@ from secateur.defenses.ats import CHOSEN, CONVNET, AutomaticTransformationSearch
 from secateur.defenses.ats_operations import KINDS, OPERATIONS, Operation
 from secateur.errors import WrongInput
 from secateur.evaluation.client import AttackedClient, transform_of
-from secateur.experiments.invert import compared_with
+from secateur.experiments.invert import label_comparisons
 from secateur.interfaces import Batch, Knowledge
 from secateur.models.small import lenet_zhu
 from secateur.seeding import derive
@@ -145,14 +145,14 @@ def test_the_client_makes_its_update_of_the_transformed_pictures():
     knowledge = Knowledge(net, (1, 12, 12), 10, mean, std, batch_size=2)
     transform = transform_of(defense("ats+dgp"), mean, std)
     client = AttackedClient(net, tree.state_of(net), knowledge, transform=transform, seed=7)
-    used = client.used(raw, 3)
+    used = client.transform_target(raw, 3)
     assert torch.equal(used.inputs, transform(raw.inputs, derive(7, "transform", 3))) and used.labels is raw.labels
     for attack in ("ig:iterations=2", "gi:iterations=2"):  # each sees the same update of a target
-        _, ((view,),) = client.seen(inversion(attack).make(), [raw], None, 3)
+        _, ((view,),) = client.show_targets(inversion(attack).make(), [raw], None, 3)
         for name, value in gradient_update(net, tree.state_of(net), used).values.items():
             assert torch.equal(view.update.values[name], value)
-    assert not torch.equal(client.used(raw, 4).inputs, used.inputs)
-    assert compared_with(client) == [{"against": "used"}, {"against": "raw"}]
+    assert not torch.equal(client.transform_target(raw, 4).inputs, used.inputs)
+    assert label_comparisons(client) == [{"against": "used"}, {"against": "raw"}]
     assert transform_of(defense("dgp"), mean, std) is None
 
 

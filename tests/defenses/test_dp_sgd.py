@@ -14,7 +14,7 @@ from torch import nn
 
 from secateur import catalogue, tree
 from secateur.defenses import dp_sgd
-from secateur.defenses.dp_common import Phase, epsilon, sampling
+from secateur.defenses.dp_common import Phase, count_steps, epsilon
 from secateur.defenses.dp_sgd import DpSgd, DpSgdScratch
 from secateur.defenses.ppb import PairBasedPosteriorBalancing as Ppb
 from secateur.errors import WrongInput, install_command
@@ -78,7 +78,7 @@ def equal(first, second):
 
 def by_hand(net, task, recipe, max_grad_norm):
     """DP-SGD without noise, example by example, as Abadi et al. write it; also how large the batches were."""
-    state, sizes = tree.masked(task.state, task.mask), []
+    state, sizes = tree.mask_tree(task.state, task.mask), []
     trained = {name: nn.Parameter(state[name].clone()) for name, _ in net.named_parameters() if name not in FROZEN}
     kinds = {"adam": torch.optim.Adam, "sgd": lambda *a, **k: torch.optim.SGD(*a, momentum=0.9, **k)}
     optimiser = kinds[recipe.optimiser](trained.values(), lr=recipe.learning_rate, weight_decay=recipe.weight_decay)
@@ -90,7 +90,7 @@ def by_hand(net, task, recipe, max_grad_norm):
         total = {name: torch.zeros_like(value) for name, value in trained.items()}
         now = state | {name: value.detach() for name, value in trained.items()}
         for row in rows:
-            found = tree.masked(per_example_gradients(net, now, task.train.take(row[None])), task.mask)
+            found = tree.mask_tree(per_example_gradients(net, now, task.train.take(row[None])), task.mask)
             norm = math.sqrt(sum(float(found[name].square().sum()) for name in trained))
             for name, value in total.items():
                 value += found[name][0] * min(1.0, max_grad_norm / (norm + 1e-6))
@@ -139,7 +139,7 @@ def test_ray_equals_sequential(net):
     pytest.importorskip("ray")
     tasks = [make(net, seed) for seed in range(2)]
     one = dict(DpSgd().fit_many(net, tasks, RECIPE))
-    spread = dict(DpSgd().fit_many(net, tasks, RECIPE, way="ray"))
+    spread = dict(DpSgd().fit_many(net, tasks, RECIPE, execution="ray"))
     assert all(equal(fitted.state, spread[index].state) for index, fitted in one.items())
 
 
@@ -171,7 +171,7 @@ def test_a_task_repeats_itself_and_leaves_everything_as_it_was():
     net = build(lambda: Net(rate=0.5)).double()
     task, chance = make(net), torch.get_rng_state()
     own, start, before = task.rng.get_state(), tree.clone(task.state), tree.state_of(net)
-    first, second = private(net, task), private(net, task, way="stacked")
+    first, second = private(net, task), private(net, task, execution="stacked")
     assert equal(first.state, second.state) and first.history == second.history
     assert torch.equal(torch.get_rng_state(), chance) and torch.equal(task.rng.get_state(), own)
     assert equal(task.state, start) and equal(net.state_dict(), before)
@@ -225,8 +225,8 @@ def test_epsilon_of_whole_batches_is_near_the_gaussian_mechanisms_own():
 
 def test_the_guarantee_counts_all_epochs_and_says_what_it_covers():
     train, finetune = Recipe(epochs=10, batch_size=100), Recipe(epochs=5, batch_size=50)
-    assert sampling(1024, finetune) == Phase(50 / 1024, 21 * 5)
-    assert sampling(30, finetune) == Phase(1.0, 5)
+    assert count_steps(1024, finetune) == Phase(50 / 1024, 21 * 5)
+    assert count_steps(30, finetune) == Phase(1.0, 5)
     given = DpSgd().guarantee(1024, finetune)
     assert given.delta == 1 / 1024 and given.epsilon == epsilon(1.0, [Phase(50 / 1024, 105)], 1 / 1024)
     assert str(given).startswith(f"epsilon {given.epsilon:.4g} at delta 0.000977 (rdp) for fine-tuning only")

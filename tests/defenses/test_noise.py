@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from secateur.defenses.noise import GaussianNoise, normal, on_device
+from secateur.defenses.noise import GaussianNoise, draw_normal, move_generator
 from secateur.errors import WrongInput
 from secateur.interfaces import UploadContext
 
@@ -34,9 +34,9 @@ def test_noise_that_is_drawn_before_is_the_noise_that_would_be_drawn():
 
 def test_on_a_cpu_the_generator_itself_draws():
     rng = torch.Generator().manual_seed(0)
-    assert on_device(torch.device("cpu"), rng) is rng
+    assert move_generator(torch.device("cpu"), rng) is rng
     before = rng.get_state()
-    normal({"w": torch.ones(3)}, rng)
+    draw_normal({"w": torch.ones(3)}, rng)
     assert not torch.equal(before, rng.get_state())
 
 

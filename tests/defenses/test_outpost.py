@@ -23,13 +23,13 @@ def test_risk_is_the_variance_up_to_one():
 
 def test_fisher_information_is_ranked_over_all_tensors():
     # means of g^2 over the first axis: w (5, 10, .25), b .05: of these four, half are two
-    assert {name: mask.tolist() for name, mask in Outpost(phi=0.5).informative(GRADS).items()} == {
+    assert {name: mask.tolist() for name, mask in Outpost(phi=0.5).mask_informative(GRADS).items()} == {
         "w": [[True, True, False]] * 2,
         "b": [False, False],
     }
-    everything = Outpost(phi=1.0).informative(GRADS)
+    everything = Outpost(phi=1.0).mask_informative(GRADS)
     assert all(bool(mask.all()) for mask in everything.values())
-    assert not any(bool(mask.any()) for mask in Outpost(phi=0).informative(GRADS).values())
+    assert not any(bool(mask.any()) for mask in Outpost(phi=0).mask_informative(GRADS).values())
 
 
 def test_prune_then_noise_by_hand():

@@ -11,7 +11,7 @@ from torch.func import functional_call, vmap
 import secateur
 from secateur import tree
 from secateur.attacks.inversion import adaptive
-from secateur.attacks.inversion.engines.autograd import plain, stacked
+from secateur.attacks.inversion.engines.autograd import evaluate_singly, evaluate_stacked
 from secateur.attacks.inversion.engines.layerwise import layerwise
 from secateur.attacks.inversion.problem import Matching, Problem, structure
 from secateur.attacks.inversion.updates import gradient_update
@@ -129,7 +129,10 @@ def test_it_trains_with_its_divergence_and_a_seed_repeats_it(net, batch):
     task = Task(tree.state_of(net), batch, batch, torch.Generator().manual_seed(0))
     recipe = Recipe(epochs=2, batch_size=2, patience=None)
     state = torch.get_rng_state()
-    runs = [dict(fit_many(net, [task, task], recipe, loss=loss, way=way)) for way in ("sequential", "stacked")]
+    runs = [
+        dict(fit_many(net, [task, task], recipe, loss=loss, execution=execution))
+        for execution in ("sequential", "stacked")
+    ]
     assert torch.equal(torch.get_rng_state(), state)
     for found in runs[1].values():
         for name, value in found.state.items():
@@ -172,7 +175,10 @@ def test_all_engines_run_it_alike(net, batch, rng, distance):
     inputs[1] = batch.inputs
     labels = batch.labels.repeat(2, 1)
     objective = Matching(distance)
-    found = [engine(problem, objective)({"inputs": inputs}, labels, {}) for engine in (plain, stacked, layerwise)]
+    found = [
+        engine(problem, objective)({"inputs": inputs}, labels, {})
+        for engine in (evaluate_singly, evaluate_stacked, layerwise)
+    ]
     assert float(found[0].matching[1]) == pytest.approx(0, abs=1e-9) and float(found[0].matching[0]) > 1e-6
     for other in found[1:]:
         torch.testing.assert_close(other.matching, found[0].matching)
@@ -187,7 +193,7 @@ def client_of(net, **more):
 
 
 def seen(client, batch, first=0, attack=IG):
-    knowledge, ((view,),) = client.seen(attack.make(), [batch], None, first)
+    knowledge, ((view,),) = client.show_targets(attack.make(), [batch], None, first)
     return knowledge, view
 
 
@@ -221,7 +227,7 @@ def test_the_attacked_gradient_is_without_the_divergence_unless_asked(net, batch
 
 def test_the_adaptive_attacker_leaves_out_what_is_a_product_of_the_noise(net, batch):
     update = gradient_update(net, tree.state_of(net), batch).values
-    layer = adaptive.defended_layer(update, net, 4)
+    layer = adaptive.find_defended_layer(update, net, 4)
     assert layer == "3"
     assert set(adaptive.without_layer(update, layer)) == {"1.weight", "1.bias"}
     assert set(adaptive.without_layer(update, "3.0")) == {"1.weight", "1.bias", "3.1.weight", "3.1.bias"}

@@ -14,8 +14,8 @@ from torch.nn.functional import logsigmoid
 
 from secateur import tree
 from secateur.config import Audit, Invert, read
-from secateur.defenses.priprune import LOGITS, PRESETS, STEPS, TURNS, PriPrune, preset, withholding
-from secateur.defenses.withholding import SAVED, WITHHELD, rates, reloaded, whole_mask
+from secateur.defenses.priprune import LOGITS, PRESETS, STEPS, TURNS, PriPrune, preset, sample_withheld
+from secateur.defenses.withholding import SAVED, WITHHELD, rates, reload, whole_mask
 from secateur.errors import WrongInput
 from secateur.federated.averaging import Average
 from secateur.federated.client_training import LocalTraining, train
@@ -86,7 +86,7 @@ def test_trap_3_alpha_is_the_probability_of_withholding():
     assert float(rates(open_.withheld, drawn(0)[1]).of_kept) == 0
     assert all(bool(((open_.values[n] != 0) == drawn(0)[1][n]).all()) for n in WEIGHTS)
     tau, noise = torch.tensor(1.0), torch.zeros(2)
-    assert withholding(torch.tensor([2.0, -2.0]), noise, tau).tolist() == [1.0, 0.0]  # index 0 of pi: withhold
+    assert sample_withheld(torch.tensor([2.0, -2.0]), noise, tau).tolist() == [1.0, 0.0]  # index 0 of pi: withhold
 
 
 def test_trap_4_the_printed_average_counts_withheld_zeros_and_coverage_does_not():
@@ -156,13 +156,13 @@ def test_a_hard_sample_has_the_gradient_of_the_soft_one_at_the_hard_masks():
     rule = PriPrune(privacy=0.0, sharing=0.0, accuracy=3.0)
     logits, others = setting(rule)
     _, params, _, _, examples, noise, temperature = others
-    masks = {n: withholding(a, noise[n], temperature) for n, a in logits.items()}
+    masks = {n: sample_withheld(a, noise[n], temperature) for n, a in logits.items()}
     assert all(set(m.unique().tolist()) == {0.0, 1.0} for m in masks.values())
     assert all(torch.equal(m == 1, logits[n] + noise[n] > 0) for n, m in masks.items())
     slope = grad(loss)(params | {n: params[n] * (1 - masks[n]) for n in WEIGHTS}, *examples)
 
     def line(a):  # the loss, linear in the soft sample around the hard one
-        soft = {n: withholding(a[n], noise[n], temperature, hard=False) for n in WEIGHTS}
+        soft = {n: sample_withheld(a[n], noise[n], temperature, hard=False) for n in WEIGHTS}
         return 3.0 * sum((slope[n] * params[n] * -soft[n]).sum() for n in WEIGHTS)
 
     found, expected = grad(rule.objective)(logits, *others), differences(line, logits)
@@ -204,14 +204,14 @@ def test_a_sample_is_equation_18():
     gumbel = -torch.log(-torch.log(torch.rand(2, 50, generator=rng, dtype=torch.float64)))
     pi = torch.stack([alpha, 1 - alpha])
     expected = torch.softmax((pi.log() + gumbel) / tau, 0)[0]
-    assert torch.allclose(withholding(alpha.logit(), gumbel[0] - gumbel[1], tau, hard=False), expected)
+    assert torch.allclose(sample_withheld(alpha.logit(), gumbel[0] - gumbel[1], tau, hard=False), expected)
 
 
 def test_a_weight_is_withheld_as_often_as_alpha_says():
     noise = PriPrune(learns="step").noise({"w": torch.zeros(100, 100)}, 5, torch.Generator().manual_seed(0))["w"]
     assert noise.shape == (5, 100, 100) and bool(noise.isfinite().all())
     for alpha in (0.1, 0.5, 0.9):
-        share = withholding(torch.full((), math.log(alpha / (1 - alpha))), noise, torch.tensor(5.0)).mean()
+        share = sample_withheld(torch.full((), math.log(alpha / (1 - alpha))), noise, torch.tensor(5.0)).mean()
         assert float(share) == pytest.approx(alpha, abs=0.01)
 
 
@@ -223,7 +223,7 @@ def test_alphas_step_is_adams():
     for _ in range(5):
         leaf.grad = torch.randn(3, 4, generator=rng, dtype=torch.float64)
         optimiser.step()
-        state = state | rule.stepped(state, {"w": leaf.grad})
+        state = state | rule.step_adam(state, {"w": leaf.grad})
     assert torch.allclose(state[LOGITS + "w"], leaf.detach(), atol=1e-12) and float(state[STEPS]) == 5
 
 
@@ -243,7 +243,7 @@ def test_alpha_learns_once_a_turn_by_the_turns_gradient_or_at_every_step():
     logits = {n: torch.zeros_like(params[n]) for n in WEIGHTS}
     tau = torch.tensor(5.0, dtype=torch.float64)
     slopes = grad(whole_turn.objective)(logits, loss, before, made["turn"].summed, keep, examples, noise, tau)
-    expected = whole_turn.stepped(whole_turn.init(params), slopes)
+    expected = whole_turn.step_adam(whole_turn.init(params), slopes)
     assert all(torch.allclose(made["turn"].state[LOGITS + n], expected[LOGITS + n], atol=1e-12) for n in WEIGHTS)
     one = Batch(batches.inputs[:1], batches.labels[:1])  # the paper's one local step: both are the same
     found = []
@@ -343,7 +343,7 @@ def test_without_a_base_pruning_it_works_too():
     noise = rule.noise(received, 2, torch.Generator().manual_seed(0))
     made = rule.turn(loss, received, {}, rule.init(received), batches, noise, RATE)
     assert all(bool((made.values[n] == 0).all()) and bool(made.withheld[n].all()) for n in WEIGHTS)
-    begun = reloaded(received, made.state, {})
+    begun = reload(received, made.state, {})
     assert all(torch.equal(begun[n], made.state[SAVED + n]) for n in WEIGHTS)
 
 

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from torch.func import vmap
 
 from secateur.defenses import selection
-from secateur.defenses.selection import between, counts, end_to_end, kept_between, largest, slices
+from secateur.defenses.selection import counts, end_to_end, keep_between, mask_between, mask_largest, slices
 from secateur.errors import WrongInput
 from secateur.gpu.triton_loader import load_kernels
 
@@ -62,20 +62,20 @@ def test_it_is_a_slice_of_the_sorted_entries_and_equal_when_nothing_may_be_asked
     assert ranked_between(magnitudes, first, kept).tolist() == expected
     stacked = vmap(lambda one: ranked_between(one, first, kept))(magnitudes.expand(3, -1))
     assert stacked.tolist() == [expected] * 3
-    assert largest(magnitudes, kept).tolist() == by_sorting(values, 0, kept)
+    assert mask_largest(magnitudes, kept).tolist() == by_sorting(values, 0, kept)
 
 
 def test_between_keeps_the_shape_and_looks_at_magnitudes():
     values = torch.tensor([[-9.0, 1.0, -2.0], [3.0, 0.0, -4.0]], requires_grad=True)
-    mask = between(values, 1 / 6, 0.5)  # drops -9 and the three smallest
+    mask = mask_between(values, 1 / 6, 0.5)  # drops -9 and the three smallest
     assert mask.tolist() == [[False, False, False], [True, False, True]]
 
 
 def test_many_zeros_do_not_change_the_number():
     values = torch.zeros(1000)
     values[::10] = torch.arange(1.0, 101.0)
-    assert int(between(values, 0.05, 0.75).sum()) == 200  # 50 of the top go, 50 values and 150 of the zeros stay
-    assert between(values, 0.05, 0.75)[1:10].all()  # the earliest of them
+    assert int(mask_between(values, 0.05, 0.75).sum()) == 200  # 50 of the top go, 50 values and 150 of the zeros stay
+    assert mask_between(values, 0.05, 0.75)[1:10].all()  # the earliest of them
 
 
 @pytest.mark.parametrize("kind", ["smooth", "filters", "tied", "constant", "tails"])
@@ -105,16 +105,16 @@ def test_nan_counts_as_infinite_on_every_path(size):
     for number in (1, 2, 3, 4, 5, size):
         expected = torch.zeros(size, dtype=torch.bool)
         expected[values.nan_to_num(math.inf, math.inf).sort(descending=True, stable=True).indices[:number]] = True
-        assert torch.equal(largest(values, number), expected)
-        assert torch.equal(largest(values, torch.tensor(number)), expected)
-        assert torch.equal(vmap(lambda one, n=number: largest(one, n))(values[None])[0], expected)
+        assert torch.equal(mask_largest(values, number), expected)
+        assert torch.equal(mask_largest(values, torch.tensor(number)), expected)
+        assert torch.equal(vmap(lambda one, n=number: mask_largest(one, n))(values[None])[0], expected)
 
 
 def test_tensors_are_ranked_each_by_itself(rng):
     grads = {"a": torch.randn(3, 5, generator=rng), "b": torch.randn(40, generator=rng)}
-    sent = kept_between(grads, 0.05, 0.75)
+    sent = keep_between(grads, 0.05, 0.75)
     for name, value in grads.items():
-        assert torch.equal(sent[name], torch.where(between(value, 0.05, 0.75), value, 0))
+        assert torch.equal(sent[name], torch.where(mask_between(value, 0.05, 0.75), value, 0))
     flat = torch.cat([value.flatten().abs() for value in grads.values()])
     together = slices((15, 40), flat, ((1, 4), (2, 10)))
     for alone, part in zip(slices((15,), flat[:15], ((1, 4),)), together, strict=True):

@@ -11,7 +11,7 @@ from torch.nn import functional as F
 from secateur import tree
 from secateur.attacks.inversion.updates import gradient_update
 from secateur.defenses import soteria
-from secateur.defenses.soteria import Soteria, by_vmap, defended_layer, features, one_by_one, scores
+from secateur.defenses.soteria import Soteria, by_vmap, features, find_layer, one_by_one, scores
 from secateur.errors import WrongInput
 from secateur.interfaces import Batch, UploadContext
 from secateur.models.create import create
@@ -87,7 +87,7 @@ def test_a_gpu_finds_what_a_cpu_finds_in_float64(model, batchnorm, rng):
     net[-1] = nn.Sequential(nn.Linear(net[-1].in_features, 6), nn.Linear(6, 10))  # few features, so that it is fast
     for value in net[-1].parameters():
         nn.init.normal_(value, generator=rng)
-    layer = defended_layer(net, None)
+    layer = find_layer(net, None)
     batch = Batch(torch.randn(2, 3, 32, 32, generator=rng), torch.tensor([0, 1]))
     exact = scores(
         turning_of(copy.deepcopy(net).double(), batch._replace(inputs=batch.inputs.double()), batchnorm), layer
@@ -137,18 +137,18 @@ def test_an_untrained_network_with_many_dead_features_has_finite_scores(rng):
     net = create("vgg11-bn", (3, 32, 32), 10, rng)
     turning = turning_of(net, Batch(torch.randn(2, 3, 32, 32, generator=rng), torch.tensor([0, 1])))
     dead = (net.eval()[:-1](turning.batch.inputs) == 0).all(0)
-    found = scores(turning, defended_layer(net, None))
+    found = scores(turning, find_layer(net, None))
     assert 50 < int(dead.sum()) < 512 and bool(found.isfinite().all())
     assert torch.equal(found == 0, dead)
 
 
 def test_the_layer_can_be_chosen_and_the_last_is_taken_else():
     net = convolutional()
-    assert defended_layer(net, None) == "8" and defended_layer(net, "5") == "5"
+    assert find_layer(net, None) == "8" and find_layer(net, "5") == "5"
     with pytest.raises(WrongInput, match="layer: '6' is not known"):
-        defended_layer(net, "6")
+        find_layer(net, "6")
     with pytest.raises(WrongInput, match="no fully connected layer"):
-        defended_layer(nn.Sequential(nn.Conv2d(1, 2, 3)), None)
+        find_layer(nn.Sequential(nn.Conv2d(1, 2, 3)), None)
 
 
 def test_the_model_and_its_statistics_stay_as_they_are(batch):

@@ -15,12 +15,12 @@ from secateur.defenses.withholding import (
     Mix,
     PseudoLargest,
     RandomShare,
-    divided,
-    entries_sent,
-    nothing_saved,
+    divide,
+    empty_state,
+    mask_sent,
     put_back,
     rates,
-    reloaded,
+    reload,
     whole_mask,
 )
 from secateur.errors import WrongInput
@@ -28,7 +28,7 @@ from secateur.wire import decode, encode, encode_mask
 
 
 def sent(values, withheld, mask):
-    return divided(tree.masked(values, mask), withheld, False)[0]
+    return divide(tree.mask_tree(values, mask), withheld, False)[0]
 
 
 NAMES = ["largest", "mix", "pseudo-largest", "pseudo-mix", "pseudo-random", "random"]
@@ -86,16 +86,16 @@ def test_the_rates_have_both_denominators():
 
 def test_pseudo_pruning_puts_back_what_was_withheld_and_nothing_else():
     withheld = PseudoLargest(rate=0.3).withheld(WEIGHTS, GRADIENT, MASK)
-    state = divided(WEIGHTS, withheld, True)[1]
+    state = divide(WEIGHTS, withheld, True)[1]
     received = {name: -value for name, value in WEIGHTS.items()}
-    begun = reloaded(received, state, MASK)
+    begun = reload(received, state, MASK)
     assert begun["a"].tolist() == [[-1.0, 2.0, 0.0], [-4.0, -5.0, -6.0]]
     assert begun["b"].tolist() == [[9.0, 10.0], [-11.0, 0.0]] and torch.equal(begun["a.bias"], received["a.bias"])
     moved = {"a": MASK["a"].clone().index_fill_(1, torch.tensor([1]), False), "b": MASK["b"]}
-    assert reloaded(received, state, moved)["a"].tolist() == [[-1.0, 0.0, 0.0], [-4.0, 0.0, -6.0]]  # now base-pruned
+    assert reload(received, state, moved)["a"].tolist() == [[-1.0, 0.0, 0.0], [-4.0, 0.0, -6.0]]  # now base-pruned
     many = {name: torch.stack([value, value]) for name, value in state.items()}
     for mask in (MASK, moved, {}):
-        begun = reloaded(received, state, mask)
+        begun = reload(received, state, mask)
         for home, lanes in ((state, ...), (many, 1)):  # of one client, and of many
             back = put_back(received, home, mask)
             assert back.keys() == withheld.keys() and all(torch.equal(v[lanes], begun[n]) for n, v in back.items())
@@ -103,14 +103,14 @@ def test_pseudo_pruning_puts_back_what_was_withheld_and_nothing_else():
 
 def test_what_is_sent_is_kept_and_not_withheld():
     withheld = Largest(rate=0.3).withheld(WEIGHTS, GRADIENT, MASK)
-    found = entries_sent(withheld, {"a": MASK["a"], "a.bias": torch.ones(2, dtype=torch.bool)})
+    found = mask_sent(withheld, {"a": MASK["a"], "a.bias": torch.ones(2, dtype=torch.bool)})
     assert found["a"].tolist() == (MASK["a"] & ~withheld["a"]).tolist() and found["a.bias"].all()
     assert torch.equal(found["b"], ~withheld["b"])
 
 
 def test_before_the_first_round_a_client_begins_at_what_it_receives():
-    begun = reloaded(WEIGHTS, nothing_saved(WEIGHTS), MASK)
-    assert all(torch.equal(value, tree.masked(WEIGHTS, MASK)[name]) for name, value in begun.items())
+    begun = reload(WEIGHTS, empty_state(WEIGHTS), MASK)
+    assert all(torch.equal(value, tree.mask_tree(WEIGHTS, MASK)[name]) for name, value in begun.items())
 
 
 def test_a_withheld_weight_changes_no_byte_of_the_upload():
@@ -178,7 +178,7 @@ def test_nothing_that_is_given_changes_and_the_global_generator_is_left_alone(na
 @pytest.mark.parametrize("of", ["all", "kept"])
 @pytest.mark.parametrize("name", NAMES)
 def test_it_asks_for_no_number_on_a_gpu_so_that_a_graph_can_hold_it(name, of, monkeypatch):
-    monkeypatch.setattr(selection, "_without_asking", lambda _: True)
+    monkeypatch.setattr(selection, "_must_not_read", lambda _: True)
     rule = catalogue.find("defense", name)(of=of)
     with FakeTensorMode():
         weights, gradient, mask = client()

@@ -24,4 +24,4 @@ def drawn(seed, steps=2, dtype=torch.float64):
     params = {n: torch.randn(v.shape, generator=rng, dtype=dtype) for n, v in NET.named_parameters()}
     mask = {n: torch.rand(params[n].shape, generator=rng) < 0.7 for n in WEIGHTS}
     inputs = torch.randn(steps, 4, 1, 4, 4, generator=rng, dtype=dtype)
-    return tree.masked(params, mask), mask, Batch(inputs, torch.randint(3, (steps, 4), generator=rng))
+    return tree.mask_tree(params, mask), mask, Batch(inputs, torch.randint(3, (steps, 4), generator=rng))

@@ -28,7 +28,7 @@ def batch(rng):
 
 
 def seen(client, batch):
-    knowledge, views = client.seen(IG, [batch], torch.Generator())
+    knowledge, views = client.show_targets(IG, [batch], torch.Generator())
     return knowledge, views[0][0]
 
 

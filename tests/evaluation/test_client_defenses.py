@@ -21,7 +21,7 @@ from secateur.evaluation.client import AttackedClient, UploadDefense, add_cautio
 from secateur.experiments.invert import plan, run_invert
 from secateur.interfaces import Batch, Knowledge
 from secateur.models.small import lenet_zhu
-from secateur.runs.rows import Row, comparable
+from secateur.runs.rows import Row, select_comparable
 
 PLAIN, REAPPLY, LAYER = (inversion(f"ig:iterations=2{more}") for more in ("", ":adaptive=reapply", ":adaptive=layer"))
 
@@ -43,7 +43,7 @@ def under(client, upload, **more):
 
 
 def update(client, batch, attack=PLAIN, first=0):
-    knowledge, ((view,),) = client.seen(attack.make(), [batch], None, first)
+    knowledge, ((view,),) = client.show_targets(attack.make(), [batch], None, first)
     return knowledge, view.update.values
 
 
@@ -105,7 +105,7 @@ def test_only_who_applies_the_compression_again_is_told_it(client, batch):
         knowledge, sent = update(guarded, batch, REAPPLY)
         plain = gradient_update(client.net, client.state, batch).values
         assert all(torch.equal(sent[name], value) for name, value in knowledge.compression(plain).items())
-        assert "the client's compression" in guarded.against(REAPPLY.make()).knows
+        assert "the client's compression" in guarded.meet_attack(REAPPLY.make()).knows
     assert update(under(client, GaussianNoise()), batch, REAPPLY)[0].compression is None  # nobody can apply that again
 
 
@@ -199,7 +199,7 @@ def test_rows_carry_the_defense_and_a_run_repeats_from_what_it_wrote(tmp_path):
     (epsilon,) = [row for row in rows if row.metric == "epsilon"]
     assert epsilon.defense == "dp" and epsilon.attack is None and epsilon.value > 0
     again = run_invert(read(Invert, tmp_path / "a" / "config.yaml", {}), tmp_path / "b")
-    assert comparable(again) == comparable(rows)
+    assert select_comparable(again) == select_comparable(rows)
     page = (tmp_path / "a" / "report.html").read_text()
     assert "dgp+error-feedback" in page and "plainly only" in page and "on noise" in page
 
@@ -215,7 +215,7 @@ def test_pictures_of_two_defenses_do_not_overwrite_each_other(tmp_path):
 
 def test_what_an_adaptive_attacker_is_told_is_printed(client):
     told = {
-        adaptive: client.against(inversion(f"ig:adaptive={adaptive}").make()).knows
+        adaptive: client.meet_attack(inversion(f"ig:adaptive={adaptive}").make()).knows
         for adaptive in ("none", "support", "layer", "reapply", "mask")
     }
     assert len(set(told.values())) == 5

@@ -4,7 +4,7 @@ from datetime import date
 import pytest
 
 from secateur.config import PolicyFile
-from secateur.evaluation.gate import decide, markdown, sarif, worse_than
+from secateur.evaluation.gate import compare_with_baseline, decide, render_markdown, sarif
 from secateur.evaluation.limits import Outcome
 from secateur.runs.rows import Row
 
@@ -29,22 +29,22 @@ def test_the_gate_decides_by_the_policy(value, wanted):
 
 def test_worse_than_the_last_release_by_more_than_the_interval_fails():
     # The difference of two intervals of +-.02 is +-.0283 wide.
-    assert worse_than([auc(0.65)], [auc(0.60)], ["auc"])[0].outcome is ABOVE
-    assert worse_than([auc(0.62)], [auc(0.60)], ["auc"])[0].outcome is WITHIN
+    assert compare_with_baseline([auc(0.65)], [auc(0.60)], ["auc"])[0].outcome is ABOVE
+    assert compare_with_baseline([auc(0.62)], [auc(0.60)], ["auc"])[0].outcome is WITHIN
     gate = decide({"run": [auc(0.65)]}, policy(), baseline=[auc(0.60)])
     assert gate.outcome is ABOVE and [item.outcome for item in gate.checks["run"]] == [WITHIN, ABOVE]
-    assert worse_than([auc(0.65)], [], ["auc"])[0].outcome is INCONCLUSIVE
+    assert compare_with_baseline([auc(0.65)], [], ["auc"])[0].outcome is INCONCLUSIVE
 
 
 def test_the_strongest_attack_of_each_release_is_compared():
     now = [auc(0.55, attack="conf"), auc(0.66)]
     before = [auc(0.65, attack="conf"), auc(0.52)]
-    assert worse_than(now, before, ["auc"])[0].outcome is WITHIN
+    assert compare_with_baseline(now, before, ["auc"])[0].outcome is WITHIN
 
 
 def test_a_policy_past_its_review_or_without_limits_decides_nothing():
     late = decide({"run": [auc(0.6)]}, policy(review_by="2026-01-01"), today=date(2026, 1, 2))
-    assert late.outcome is INCONCLUSIVE and "reviewed by 2026-01-01" in markdown(late)
+    assert late.outcome is INCONCLUSIVE and "reviewed by 2026-01-01" in render_markdown(late)
     assert decide({"run": [auc(0.9)]}, policy(review_by="2026-01-01"), today=date(2026, 1, 2)).outcome is ABOVE
     empty = decide({"run": [auc(0.6)]}, policy(limits={}))
     assert empty.outcome is INCONCLUSIVE and empty.reasons == ["the policy has no limits"]
@@ -52,7 +52,7 @@ def test_a_policy_past_its_review_or_without_limits_decides_nothing():
 
 def test_the_summary_and_sarif_say_the_same():
     gate = decide({"runs/a": [auc(0.8), auc(0.6, sparsity=0.5)]}, policy(set_by="Privacy office", set_on="2026-11-01"))
-    text = markdown(gate)
+    text = render_markdown(gate)
     assert "### Secateur: ABOVE" in text and "| 0.800 [0.780, 0.820] (lira) | 0.7 | FAIL |" in text
     assert "set by Privacy office, on 2026-11-01" in text
     document = json.loads(sarif(gate, "0.2.0"))

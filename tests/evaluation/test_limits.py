@@ -3,7 +3,7 @@ from xml.etree import ElementTree
 
 import pytest
 
-from secateur.evaluation.limits import Outcome, Policy, check, junit, outcome, over_trainings
+from secateur.evaluation.limits import Outcome, Policy, average_trainings, check, junit, outcome
 from secateur.metrics.estimates import holm, p_above
 from secateur.metrics.membership import Estimate
 from secateur.runs.rows import Row
@@ -114,7 +114,7 @@ def test_seeds_are_one_check_with_an_interval_over_trainings_and_rows():
 
 
 def test_equal_trainings_keep_the_interval_of_their_rows_and_the_range():
-    together = over_trainings([Estimate(0.99, 0.95, 1.03)] * 2)
+    together = average_trainings([Estimate(0.99, 0.95, 1.03)] * 2)
     assert together.value == 0.99 and together.high == 1.0 and together.low == pytest.approx(0.99 - 0.04 / 2**0.5)
 
 

@@ -8,7 +8,7 @@ import torch
 from secateur.evaluation.reconstruction import (
     Scoring,
     compare,
-    joined,
+    join_outcomes,
     judge,
     share_by_target,
     summary_rows,
@@ -83,7 +83,7 @@ def test_rows_of_targets_and_of_all_of_them():
     assert [row.extra["item"] for row in rows if row.metric == "mse"] == [0, 1]
     assert next(row for row in rows if row.metric == "attack_loss").note == "so"
 
-    found = summed(joined([first, second]))
+    found = summed(join_outcomes([first, second]))
     assert abs(found["mse"].value - (0.01 + 0.01 + 0 + 0.04) / 4) < 1e-6 and found["mse"].low <= found["mse"].value
     assert abs(found["mse_max"].value - 0.04) < 1e-6 and found["mse_min"].value < 1e-12
     assert found["recovered"].value == 0.75 and found["label_accuracy"].value == 0.5

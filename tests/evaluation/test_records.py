@@ -6,7 +6,7 @@ import torch
 
 from secateur.evaluation.records import (
     ModelRecords,
-    most_exposed,
+    list_most_exposed,
     nonmembers_above,
     ranks,
     records_csv,
@@ -38,7 +38,7 @@ def test_the_file_names_every_row_with_its_score_rank_and_false_positive_rate():
 
 
 def test_the_most_exposed_are_members_with_their_ids():
-    first, second = most_exposed(records(groups=["a", "b", "a", "b"]), "conf", 5)
+    first, second = list_most_exposed(records(groups=["a", "b", "a", "b"]), "conf", 5)
     assert (first["id"], first["fpr"], first["group"]) == (3, 0.0, "b")
     assert (second["id"], second["fpr"]) == (7, 0.5)
 

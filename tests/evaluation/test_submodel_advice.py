@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from secateur.cli import main
 from secateur.config import Federate, read
 from secateur.evaluation.submodel_advice import advise, caution, from_rows, rows_of
-from secateur.experiments.submodel_pilots import dealt
+from secateur.experiments.submodel_pilots import deal_widths
 from secateur.runs.folder import load_rows
 from secateur.runs.rows import Row
 
@@ -82,7 +82,7 @@ def test_pilots_as_long_as_the_federation_need_no_caution():
 @given(st.integers(2, 12), st.integers(2, 4), st.integers(1, 3))
 def test_every_client_has_every_size_once_a_draw(clients, sizes, draws):
     widths = [1 / (number + 1) for number in range(sizes)]
-    pilots = dealt(clients, widths, draws, 0)
+    pilots = deal_widths(clients, widths, draws, 0)
     assert len(pilots) == sizes * draws
     for client in range(clients):
         assert sorted(pilot[client] for pilot in pilots) == sorted(widths * draws)

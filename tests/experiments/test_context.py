@@ -52,7 +52,7 @@ def test_too_few_shadows_are_refused_before_any_work(flags, sentence, dry, idle,
     [
         ("opacus", "dp", ["--defense", "dp-sgd"]),
         ("opacus", "dp", ["--defense", "dp-sgd-scratch"]),
-        ("ray", "ray", ["--set", "way=ray"]),
+        ("ray", "ray", ["--set", "execution=ray"]),
     ],
 )
 @pytest.mark.parametrize("command", [["audit"], ["audit", "--dry-run"], ["prune"]])
@@ -141,7 +141,7 @@ def test_python_is_refused_before_anything_is_pruned(hide, monkeypatch):
     sides = [Batch(torch.randn(6, 3, generator=rng), torch.arange(6) % 2) for _ in range(4)]
     net = nn.Linear(3, 2)
     asked = {"shadows": [(net, *sides[2:])], "pruner": "l1-unstructured"}
-    monkeypatch.setattr("secateur.api.audit._pruned", lambda *_: pytest.fail("work has begun"))
+    monkeypatch.setattr("secateur.api.audit._prune_side", lambda *_: pytest.fail("work has begun"))
     with pytest.raises(secateur.WrongInput, match=r"^shadows: lira needs at least 2 shadow models; 1 given$"):
         secateur.audit(net, *sides[:2], attacks=["conf", "lira"], **asked)
     with pytest.raises(secateur.WrongInput, match=r"^attack: 'cnf' is not known"):

@@ -15,13 +15,13 @@ import secateur
 from secateur.cli import main
 from secateur.config import Federate, defense_of_clients, read
 from secateur.errors import WrongInput
-from secateur.federated.build import loaded, shares_of
+from secateur.federated.build import load_data, shares_of
 from secateur.federated.client_training import LocalTraining
 from secateur.federated.federation import Federation, ServerEvaluation
 from secateur.federated.submodels.federation import SubmodelFederation
 from secateur.interfaces import Batch
 from secateur.runs.folder import load_figures, load_rows
-from secateur.runs.rows import comparable
+from secateur.runs.rows import select_comparable
 
 TINY = ["--model", "conv-1", "--rounds", "4", "--clients", "6", "--per-round", "3", "--local-steps", "1"]
 TINY += ["--batch-size", "2", "--evaluate-every", "2", "--set", "examples=200"]
@@ -97,13 +97,13 @@ def test_the_page(attacked):
 
 
 def test_started_again_it_computes_nothing_and_says_the_same(attacked, capsys, monkeypatch):
-    before = comparable(load_rows(attacked))
+    before = select_comparable(load_rows(attacked))
     monkeypatch.setattr(
         "secateur.federated.federation.Federation.run_round", lambda *_: pytest.fail("was done already")
     )
     more = ["--base-pruning", "snip", "--defense", "none,pseudo-largest", "--attack", "ig:iterations=3"]
     assert main(["federate", "--out", str(attacked), *TINY, *more, "--attack-every", "2"]) == 0
-    assert comparable(load_rows(attacked)) == before
+    assert select_comparable(load_rows(attacked)) == before
     assert "MB up" in capsys.readouterr().out
 
 
@@ -132,7 +132,7 @@ def test_stopped_it_shows_what_it_had_and_goes_on(tmp_path, monkeypatch, attacke
     assert "test accuracy" in (tmp_path / "run" / "report.html").read_text()
     monkeypatch.setattr(Federation, "run_round", whole)
     assert main(command) == 0
-    assert comparable(load_rows(tmp_path / "run")) == comparable(load_rows(attacked))
+    assert select_comparable(load_rows(tmp_path / "run")) == select_comparable(load_rows(attacked))
 
 
 def test_a_dry_run_says_what_it_would_do(tmp_path, capsys):
@@ -197,7 +197,7 @@ def test_it_is_said_where_withheld_zeros_count(tmp_path, capsys):
         (["--model", "mlp", "--defense", "priprune"], "dropout"),
         (["--set", "faults.drop_out=3"], "drop_out"),
         (["--set", "faults.deadline=.001"], "every client"),
-        (["--set", "way=ray"], "way"),
+        (["--set", "execution=ray"], "execution"),
         (["--set", "train.epochs=3"], "learning_rate"),
         (["--rounds", "0"], "rounds"),
         (["--averaging", "mean"], "weighted"),
@@ -213,7 +213,7 @@ def test_bad_input_is_one_sentence_before_any_work(tmp_path, capsys, wrong, said
 @pytest.mark.parametrize("partition", ["iid", "dirichlet-labels", "dirichlet-sizes"])
 def test_partitions(partition):
     config = read(Federate, None, {"partition": partition, "clients": 4, "alpha": 5})
-    data, _ = loaded(config)
+    data, _ = load_data(config)
     parts = shares_of(config, data, 0)
     assert len(parts) == 4 and sorted(torch.cat(parts).tolist()) == list(range(data.train_size))
     assert data.train_size < len(data.inputs)  # a part is held out
@@ -228,7 +228,7 @@ def test_iterations_are_of_the_attacks_that_have_any():
 def test_writers_must_be_known():
     config = read(Federate, None, {"partition": "writer"})
     with pytest.raises(secateur.WrongInput, match="writers"):
-        shares_of(config, loaded(config)[0], 0)
+        shares_of(config, load_data(config)[0], 0)
 
 
 @pytest.mark.parametrize(

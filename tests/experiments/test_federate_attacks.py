@@ -8,7 +8,7 @@ from secateur.cli import main
 from secateur.config import Federate, read
 from secateur.federated.federation import Federation
 from secateur.runs.folder import load_rows
-from secateur.runs.rows import comparable
+from secateur.runs.rows import select_comparable
 
 TINY = ["--model", "lenet-zhu", "--rounds", "4", "--clients", "6", "--per-round", "4", "--local-steps", "1"]
 TINY += ["--batch-size", "2", "--evaluate-every", "4", "--set", "examples=200", "--no-images"]
@@ -85,7 +85,7 @@ EVERYTHING += ["--defense", "dgp+error-feedback"]
 
 @pytest.fixture(scope="module")
 def undisturbed(tmp_path_factory):
-    return comparable(rows_of(tmp_path_factory.mktemp("federate") / "whole", *EVERYTHING))
+    return select_comparable(rows_of(tmp_path_factory.mktemp("federate") / "whole", *EVERYTHING))
 
 
 @pytest.mark.parametrize("at", [2, 3, 4])
@@ -103,7 +103,7 @@ def test_stopped_anywhere_it_goes_on_with_what_was_remembered(tmp_path, monkeypa
     assert main(command) == 130
     monkeypatch.setattr(Federation, "run_round", whole)
     assert main(command) == 0
-    assert comparable(load_rows(tmp_path / "run")) == undisturbed
+    assert select_comparable(load_rows(tmp_path / "run")) == undisturbed
 
 
 @pytest.mark.parametrize(

@@ -9,10 +9,10 @@ from secateur.cli import main
 from secateur.config import Federate, read
 from secateur.data.dataset import Dataset
 from secateur.errors import WrongInput
-from secateur.federated.build import build_submodel_spec, loaded, shares_of
+from secateur.federated.build import build_submodel_spec, load_data, shares_of
 from secateur.federated.submodels.federation import SubmodelFederation
 from secateur.runs.folder import load_rows
-from secateur.runs.rows import comparable
+from secateur.runs.rows import select_comparable
 
 TINY = ["federate", "--model", "digits-cnn", "--rounds", "3", "--clients", "5", "--batch-size", "16"]
 TINY += ["--set", "examples=200", "--evaluate-every", "2", "--partition", "iid"]
@@ -49,7 +49,7 @@ def test_the_terminal_and_the_page(finished, capsys):
 
 def test_the_runs_own_file_starts_it_again(finished, tmp_path):
     assert main(["federate", str(finished / "config.yaml"), "--out", str(tmp_path / "again")]) == 0
-    assert comparable(load_rows(tmp_path / "again")) == comparable(load_rows(finished))
+    assert select_comparable(load_rows(tmp_path / "again")) == select_comparable(load_rows(finished))
 
 
 def test_a_run_that_was_killed_goes_on_to_equal_rows(finished, tmp_path, monkeypatch):
@@ -67,7 +67,7 @@ def test_a_run_that_was_killed_goes_on_to_equal_rows(finished, tmp_path, monkeyp
     assert main([*TINY, *FLAGS, *out]) == 130
     assert main([*TINY, *FLAGS, *out]) == 0
     assert begun[:4] in ([1, 2, 3, 3], [1, 2, 3, 2])  # not from the start
-    assert comparable(load_rows(tmp_path / "killed")) == comparable(load_rows(finished))
+    assert select_comparable(load_rows(tmp_path / "killed")) == select_comparable(load_rows(finished))
 
 
 def test_what_is_not_given_is_the_papers():
@@ -80,7 +80,7 @@ def test_what_is_not_given_is_the_papers():
 
 def test_repeats_have_equal_sizes_and_other_pictures():
     config = read(Federate, None, {"submodels": "mapp-fl", "seeds": "2"})
-    data, _ = loaded(config)
+    data, _ = load_data(config)
     one, two = (shares_of(config, data, seed) for seed in (0, 1))
     assert [len(rows) for rows in one] == [len(rows) for rows in two] and one[0].tolist() != two[0].tolist()
     fresh = read(Federate, None, {"submodels": "mapp-fl", "redraw_sizes": True})

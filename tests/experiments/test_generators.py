@@ -7,7 +7,7 @@ from secateur.config import Invert, read
 from secateur.experiments import invert_targets
 from secateur.experiments.invert import run_invert
 from secateur.runs import unfinished
-from secateur.runs.rows import comparable
+from secateur.runs.rows import select_comparable
 
 
 def settings():
@@ -39,7 +39,7 @@ def test_a_run_that_is_killed_while_its_generator_is_trained_ends_with_equal_row
     assert len(list((tmp_path / "killed" / "unfinished").glob("generator-*.safetensors"))) == 1
     again = run_invert(settings(), tmp_path / "killed")
     assert steps == [1, 2, 3, 4, 5]
-    assert comparable(again) == comparable(whole)
+    assert select_comparable(again) == select_comparable(whole)
     left = tmp_path / "killed" / "unfinished"
     assert not left.exists() or not list(left.glob("generator-*"))
     made = [next((tmp_path / name / "artifacts").glob("generator-*")).read_bytes() for name in ("whole", "killed")]

@@ -13,7 +13,7 @@ from secateur.experiments.invert import plan, run_invert
 from secateur.experiments.invert_targets import public_rows, rows_of
 from secateur.runs import unfinished
 from secateur.runs.folder import load_figures, load_rows
-from secateur.runs.rows import comparable
+from secateur.runs.rows import select_comparable
 
 MODEL = "tiny_attack:linear"
 PNG = 'class="picture" aria-label'
@@ -74,7 +74,7 @@ def test_more_targets_keep_what_is_done(tmp_path):
     second = run_invert(settings(targets=6), tmp_path / "run")
     assert all(path.stat().st_mtime_ns == time for path, time in kept.items())
     assert len(list((tmp_path / "run" / "artifacts").iterdir())) == 3
-    singles = [[row for row in comparable(rows) if row["target"] is not None] for rows in (first, second)]
+    singles = [[row for row in select_comparable(rows) if row["target"] is not None] for rows in (first, second)]
     assert singles[1][: len(singles[0])] == singles[0]
 
 
@@ -107,7 +107,7 @@ def test_an_interrupted_attack_shows_what_it_had_and_goes_on(tmp_path, monkeypat
     monkeypatch.setattr(tiny_attack.Tiny, "reconstruct", seen)
     again = run_invert(settings(), tmp_path / "run")
     assert begun == [9, 0, 0]  # in the middle of the first group
-    assert comparable(again) == comparable(whole)
+    assert select_comparable(again) == select_comparable(whole)
     assert "unfinished</small>" not in (tmp_path / "run" / "report.html").read_text()
 
 
@@ -145,7 +145,7 @@ def test_an_active_attacker_sends_its_own_model(tmp_path):
 def test_the_written_configuration_gives_the_same_rows(tmp_path):
     first = run_invert(settings(iterations=4), tmp_path / "a")
     second = run_invert(read(Invert, tmp_path / "a" / "config.yaml", {}), tmp_path / "b")
-    assert comparable(first) == comparable(second)
+    assert select_comparable(first) == select_comparable(second)
     assert {row.attack for row in first} == {"tiny:iterations=4"}
 
 
@@ -164,7 +164,7 @@ def test_an_attack_that_needs_a_generator_gets_one_of_public_rows_once_a_seed(tm
     assert "a generator of such pictures" in summary(rows, "psnr").extra["knows"]
     names = sorted(path.name.split("-")[0] for path in (tmp_path / "run" / "artifacts").iterdir())
     assert names == ["generator", "invert", "invert"]
-    assert comparable(run_invert(config, tmp_path / "again")) == comparable(rows)
+    assert select_comparable(run_invert(config, tmp_path / "again")) == select_comparable(rows)
 
 
 def test_a_generator_never_learns_from_a_target():

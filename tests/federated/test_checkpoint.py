@@ -10,7 +10,7 @@ from test_client_training import CASES
 from alone import pictures
 from secateur.errors import WrongInput
 from secateur.federated import checkpoint
-from secateur.federated.checkpoint import FederationLog, depends_of, federated
+from secateur.federated.checkpoint import FederationLog, depends_of, run_or_resume
 from secateur.federated.faults import Faults
 from secateur.federated.federation import Round
 from secateur.runs.artifacts import NoSpace
@@ -56,7 +56,7 @@ def follow(folder, kill_after=None):
 
         fed.every = 0
         depends = depends_of(fed.terms, fed.net, pictures(ROWS, 8), fed.seed, fed.device)
-        return *federated(run, fed, story, tell, depends), count
+        return *run_or_resume(run, fed, story, tell, depends), count
 
 
 def test_a_killed_stage_goes_on(tmp_path):
@@ -113,7 +113,7 @@ def test_the_first_saving_waits_by_the_bytes_it_would_write(tmp_path, monkeypatc
 
     with open_run(tmp_path, "federate", {}) as run:
         monkeypatch.setattr(checkpoint, "forget", lambda *_: None)
-        federated(run, fed, FederationLog(), tell, {})
+        run_or_resume(run, fed, FederationLog(), tell, {})
     assert len(list(tmp_path.glob("unfinished/*"))) == files
 
 
@@ -151,7 +151,7 @@ def test_saving_takes_at_most_a_twentieth_of_the_time(tmp_path, monkeypatch, tak
     monkeypatch.setattr(checkpoint, "save", save)
     monkeypatch.setattr(checkpoint, "forget", lambda *_: None)
     with open_run(tmp_path, "federate", {}) as run:
-        federated(run, fed, FederationLog(), tell, {})
+        run_or_resume(run, fed, FederationLog(), tell, {})
     assert len(saved) == savings and takes * len(saved) <= 1000 / 20
 
 

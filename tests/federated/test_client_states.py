@@ -33,21 +33,21 @@ def test_states_that_cannot_all_be_held_are_refused_before_anything_runs(memory,
 
 @pytest.mark.parametrize(("free", "on_host"), [(100_000, False), (99_999, True)])
 def test_states_that_would_fill_half_of_a_gpus_free_memory_live_on_the_host(free, on_host, monkeypatch):
-    monkeypatch.setattr(stacked_rounds, "_free", lambda device: free)
+    monkeypatch.setattr(stacked_rounds, "_free_bytes", lambda device: free)
     room = room_for(FRESH, 10, GPU)
     assert room == Room(10, 50_000, GPU, on_host)
     assert ("host memory" if on_host else "memory of cuda") in str(room)
 
 
 @pytest.mark.parametrize("device", DEVICES)
-@pytest.mark.parametrize("way", ["stacked", "sequential"])
+@pytest.mark.parametrize("execution", ["stacked", "sequential"])
 @pytest.mark.parametrize("text", ["pseudo-largest", "priprune", "dgp+error-feedback"])
-def test_a_federation_is_the_same_wherever_states_are_held(text, way, device, monkeypatch):
+def test_a_federation_is_the_same_wherever_states_are_held(text, execution, device, monkeypatch):
     def measured(on_host):
         monkeypatch.setattr(
             "secateur.federated.federation.room_for", lambda fresh, clients, device: Room(clients, 1, device, on_host)
         )
-        fed = federation(way=way, device=device, rounds=5, **protection_of(defense(text)))
+        fed = federation(execution=execution, device=device, rounds=5, **protection_of(defense(text)))
         measures = run(fed)
         held = {value.device.type for state in fed.states.values() for value in state.values()}
         assert held == {"cpu" if on_host else torch.device(device).type}

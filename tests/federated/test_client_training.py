@@ -62,7 +62,7 @@ def test_a_fresh_start_is_changed_where_it_is():
     mask = {"0.weight": torch.arange(27).view(3, 1, 3, 3) % 2 == 0}
     batches = [(data.inputs[:4].double(), data.labels[:4])] * 2
     start = tree.params_of(net)
-    kept = tree.masked(tree.clone(start), mask)
+    kept = tree.mask_tree(tree.clone(start), mask)
     one, other = (
         train(objective(net), each, {}, mask, batches, LOCAL, fresh=fresh)
         for each, fresh in ((start, False), (kept, True))
@@ -123,11 +123,11 @@ needs_cuda = pytest.mark.skipif(not torch.cuda.is_available(), reason="left out:
 @pytest.mark.parametrize("case", CASES)
 def test_stacked_and_one_by_one_are_equal(case):
     made = {}
-    for way in ("sequential", "stacked"):
+    for execution in ("sequential", "stacked"):
         terms = dict(CASES[case])
         net = terms.pop("net", plain_net)()
-        fed = federation(net, way=way, **terms)
-        made[way] = run(fed), fed
+        fed = federation(net, execution=execution, **terms)
+        made[execution] = run(fed), fed
     (rows, one), (other_rows, many) = made.values()
     assert [(r.metric, r.round, r.client) for r in rows] == [(r.metric, r.round, r.client) for r in other_rows]
     for mine, theirs in zip(rows, other_rows, strict=True):
@@ -171,4 +171,4 @@ def test_a_step_is_a_step_of_the_whole_batch():
     nn.functional.cross_entropy(net(data.inputs[:40].double()), data.labels[:40]).backward()
     for name, value in net.named_parameters():
         torch.testing.assert_close(fed.model()[name], value.detach() - 0.1 * value.grad, rtol=0, atol=1e-12)
-    assert LOCAL.plain
+    assert LOCAL.is_plain

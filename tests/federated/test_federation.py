@@ -129,8 +129,8 @@ def test_withheld_weights_stay_at_home(pseudo):
         assert torch.equal(start["0.weight"][~where], fed.server.model.params["0.weight"][~where])
 
 
-@pytest.mark.parametrize("way", ["sequential", "stacked"])
-def test_a_rule_is_given_the_mean_gradient_of_the_steps(way):
+@pytest.mark.parametrize("execution", ["sequential", "stacked"])
+def test_a_rule_is_given_the_mean_gradient_of_the_steps(execution):
     begun = tree.state_of(plain_net())
 
     class Right(Withhold):
@@ -139,7 +139,7 @@ def test_a_rule_is_given_the_mean_gradient_of_the_steps(way):
             wrong = {n: (begun[n] - weights[n]) / path - g for n, g in gradient.items() if g.ndim > 1}
             return {n: value.abs() < 1e-9 for n, value in wrong.items()}
 
-    fed = federation(way=way, rounds=1, withholding=Right(), evaluate_every=1)
+    fed = federation(execution=execution, rounds=1, withholding=Right(), evaluate_every=1)
     assert {row.metric: row.value for row in run(fed)}["withheld_of_all"] == 1
 
 
@@ -213,14 +213,14 @@ BY_HAND = {
 
 
 @pytest.mark.parametrize("averaging", BY_HAND)
-@pytest.mark.parametrize("way", ["waits", "asks nothing", "stacked"])
-def test_masks_of_their_own_by_hand(averaging, way):
+@pytest.mark.parametrize("execution", ["waits", "asks nothing", "stacked"])
+def test_masks_of_their_own_by_hand(averaging, execution):
     server = federation(base=Moving(every=1), averaging=averaging, withholding=Withhold()).server
     name, clients = "4.weight", ([2, 4, 0, 0, 0], [6, 0, 8, 0, 0])
     masks, sends = ([1, 1, 1, 1, 0], [1, 0, 1, 1, 0]), ([1, 1, 0, 0, 0], [1, 0, 1, 0, 0])
     server.weights[name].fill_(9)
     server.broadcast()
-    gathered, updates = server.gathering(own_masks=True), []
+    gathered, updates = server.begin_sums(own_masks=True), []
 
     def told(mask):
         ones = {n: torch.ones_like(keep) for n, keep in server.mask.items()}
@@ -231,20 +231,20 @@ def test_masks_of_their_own_by_hand(averaging, way):
         whole = tree.clone(server.weights)
         whole[name][0, :5] = torch.tensor(values).to(whole[name])
         updates.append(ClientUpdate(whole, {}, told(sent), told(mask), {}, {}, {}))
-    if way == "stacked":  # a third that is not heard
+    if execution == "stacked":  # a third that is not heard
         parts = [tree.stack([*part, part[0]]) if part[0] else {} for part in list(zip(*updates, strict=True))[:-1]]
         heard, sizes = torch.tensor([True, True, False]), torch.tensor([1.0, 3.0, 50.0]).double()
         server.add_stacked(gathered, ClientUpdate(*parts), sizes, heard)
     else:
         for update, size in zip(updates, (1, 3), strict=True):
-            server.add(gathered, update, size, None if way == "waits" else torch.tensor(True))
+            server.add(gathered, update, size, None if execution == "waits" else torch.tensor(True))
     server.step(gathered)
     assert server.weights[name][0, :5].tolist() == BY_HAND[averaging]
     assert (server.weights[name][1:] == 9).all()
 
 
 def test_masks_of_their_own_of_clients_that_are_all_lost_change_nothing():
-    fed = federation(base=Moving(every=1), rounds=1, way="stacked", faults=Faults(nan=1))
+    fed = federation(base=Moving(every=1), rounds=1, execution="stacked", faults=Faults(nan=1))
     fed.waits, before = False, tree.clone(fed.server.weights)
     fed.server.adjust = lambda *_: False
     run(fed)
@@ -261,7 +261,7 @@ def test_what_is_withheld_changes_no_byte():
     drawn, crowd = fed.sampler(1), fed.turns.trainer
     client, rows = drawn.clients[0], drawn.rows[0]
     one, rng = fed.turns.inputs(fed.seed, 1, client, rows, fed._state_of(client))
-    made, _ = crowd.one(one, crowd.received(fed.turns.start(one.state)))
+    made, _ = crowd.train_one(one, crowd.arrange_start(fed.turns.start(one.state)))
     first = fed.turns.update(made, None, one, 1, rng)
     where = {name: first.state[WITHHELD + name] for name in fed.server.mask}
     changed = {n: torch.where(where[n], v + 1, v) if n in where else v for n, v in made.params.items()}
@@ -288,17 +288,17 @@ class NoQuestions(TorchDispatchMode):
         {"server_momentum": 0.9, "local": LocalTraining(3, None, 4, 0.1, 0.9, 0.01)},
     ],
 )
-@pytest.mark.parametrize("way", ["sequential", "stacked"])
-def test_a_round_on_a_gpu_asks_for_nothing(way, terms, monkeypatch):
-    monkeypatch.setattr(selection, "_without_asking", lambda _: True)
-    fed = federation(way=way, evaluate_every=100, rounds=3, **terms)
+@pytest.mark.parametrize("execution", ["sequential", "stacked"])
+def test_a_round_on_a_gpu_asks_for_nothing(execution, terms, monkeypatch):
+    monkeypatch.setattr(selection, "_must_not_read", lambda _: True)
+    fed = federation(execution=execution, evaluate_every=100, rounds=3, **terms)
     fed.waits = False
     rounds = fed.rounds()
     next(rounds)
     with NoQuestions():
         next(rounds)
     measures = next(rounds).measures
-    waiting = federation(way=way, evaluate_every=100, rounds=3, **terms)
+    waiting = federation(execution=execution, evaluate_every=100, rounds=3, **terms)
     assert run(waiting) == measures
     for name, value in waiting.model().items():
         torch.testing.assert_close(fed.model()[name], value, rtol=0, atol=1e-12)
@@ -306,8 +306,10 @@ def test_a_round_on_a_gpu_asks_for_nothing(way, terms, monkeypatch):
 
 def test_on_a_gpu_too_the_lost_are_told_and_nothing_is_poisoned():
     made = []
-    for way, waits in (("sequential", True), ("sequential", False), ("stacked", False)):
-        fed = federation(way=way, rounds=6, faults=Faults(drop_out=0.2, nan=0.3, shape=0.2), withholding=Withhold())
+    for execution, waits in (("sequential", True), ("sequential", False), ("stacked", False)):
+        fed = federation(
+            execution=execution, rounds=6, faults=Faults(drop_out=0.2, nan=0.3, shape=0.2), withholding=Withhold()
+        )
         fed.waits = waits
         rows = [row for row in run(fed) if "lost" in row.metric]
         made.append(([(r.round, r.value, set(r.note.split(": ")[1].split("; "))) for r in rows], fed))
@@ -337,8 +339,8 @@ def test_on_a_gpu_too_the_lost_are_told_and_nothing_is_poisoned():
 )
 def test_every_way_tells_the_same_where_clients_go_astray(terms, nan):
     told = []
-    for way, waits in (("sequential", True), ("sequential", False), ("stacked", False)):
-        fed = federation(way=way, rounds=6, faults=Faults(nan=nan), **terms)
+    for execution, waits in (("sequential", True), ("sequential", False), ("stacked", False)):
+        fed = federation(execution=execution, rounds=6, faults=Faults(nan=nan), **terms)
         fed.waits = waits
         told.append({(row.metric, row.round, row.client): row.value for row in run(fed)})
     up = sum(value for (name, _, client), value in told[0].items() if name == "bytes_up" and client is not None)
@@ -412,9 +414,9 @@ def test_weights_that_are_finite_but_overflow_do_not_end_the_run():
 
 
 @pytest.mark.parametrize("value", [torch.nan, 1e200])  # the second has no finite square
-@pytest.mark.parametrize("way, waits", [("sequential", True), ("sequential", False), ("stacked", False)])
-def test_a_gradient_that_is_not_finite_where_nothing_is_sent_poisons_no_squares(way, waits, value):
-    fed = federation(base=Stale(every=100), rounds=1, way=way)
+@pytest.mark.parametrize("execution, waits", [("sequential", True), ("sequential", False), ("stacked", False)])
+def test_a_gradient_that_is_not_finite_where_nothing_is_sent_poisons_no_squares(execution, waits, value):
+    fed = federation(base=Stale(every=100), rounds=1, execution=execution)
     fed.waits, one, many, count = waits, fed.turns.update, fed.turns.many, []
 
     def broken(found, client):
@@ -424,7 +426,7 @@ def test_a_gradient_that_is_not_finite_where_nothing_is_sent_poisons_no_squares(
 
     def update(*given):
         count.append(0)
-        return broken(one(*given), ...) if len(count) == 2 and way == "sequential" else one(*given)
+        return broken(one(*given), ...) if len(count) == 2 and execution == "sequential" else one(*given)
 
     fed.turns.update, fed.turns.many = update, lambda *given: broken(many(*given), 1)
     rows = run(fed)

@@ -16,7 +16,7 @@ from secateur.errors import WrongInput
 from secateur.federated.client_training import LocalTraining
 from secateur.federated.faults import Faults
 from secateur.federated.spec import FederationSpec
-from secateur.federated.traffic import check_spending, spent
+from secateur.federated.traffic import check_spending, measure_epsilon
 from secateur.interfaces import Batch, Gradient, Weights
 from tiny_rules import Half, Moving, Noisy, Stale, Withhold, bn_net, federation, plain_net, run, shares
 
@@ -115,9 +115,9 @@ def _round(fed, number):
 def test_an_example_that_is_twice_in_a_batch_counts_twice():
     private = DifferentialPrivacy(noise_multiplier=4.0)
     terms = FederationSpec(shares(), per_round=3, local=replace(ONE, batch_size=16), upload=private)  # of 8 rows
-    told = spent(terms, [3, 0, 0, 0, 0], 3, False)[0]
+    told = measure_epsilon(terms, [3, 0, 0, 0, 0], 3, False)[0]
     assert told.value == pytest.approx(replace(private, noise_multiplier=2.0).guarantee(3).epsilon)
-    assert spent(FederationSpec(shares(), per_round=3), [3] * 5, 3, True) == []
+    assert measure_epsilon(FederationSpec(shares(), per_round=3), [3] * 5, 3, True) == []
 
 
 LEARNT = PriPrune(sharing=0.02, step=0.5)  # some alphas cross one half in these few rounds
@@ -138,7 +138,8 @@ def test_priprune_without_noise_is_priprune_alone(base):
 def test_a_private_priprune_stacked_equals_one_by_one():
     own = PrivateTurn(LEARNT, DifferentialPrivacy())
     one, many = (
-        federation(local=ONE, custom_turn=own, base=Half(every=2), way=way) for way in ("sequential", "stacked")
+        federation(local=ONE, custom_turn=own, base=Half(every=2), execution=execution)
+        for execution in ("sequential", "stacked")
     )
     assert [row.value for row in run(one)] == pytest.approx([row.value for row in run(many)], abs=1e-9)
     models_equal(one, many)
@@ -195,7 +196,7 @@ def test_a_parameter_may_be_called_as_a_look():
 def test_priprune_pays_for_two_looks_a_turn():
     private = DifferentialPrivacy(noise_multiplier=4.0)
     terms = FederationSpec(shares(), per_round=3, local=ONE, custom_turn=PrivateTurn(PriPrune(), private))
-    told = spent(terms, [3, 0, 1, 0, 0], 3, True)
+    told = measure_epsilon(terms, [3, 0, 1, 0, 0], 3, True)
     assert told[0].value == pytest.approx(private.guarantee(6).epsilon)
     assert "2 looks a turn: which weights are withheld is covered" in told[0].note
     assert {each.client: each.value for each in told[1:]}[2] == pytest.approx(private.guarantee(2).epsilon)

@@ -15,11 +15,11 @@ needs_cuda = pytest.mark.skipif(not torch.cuda.is_available(), reason="left out:
 DEFENSES = [name for name, each in methods("defense").items() if each.info["acts_on"] == "client"]
 
 
-def rows_of(base, rule, way, device="cpu", **more):
+def rows_of(base, rule, execution, device="cpu", **more):
     seen = []
     terms = {"base": base_pruning(TOLD.get(base, base)).make()}
     terms |= {"averaging": "coverage"} | protection_of(defense(rule)) | more
-    fed = federation(way=way, observers=[(1, seen.append)], device=device, **terms)
+    fed = federation(execution=execution, observers=[(1, seen.append)], device=device, **terms)
     return run(fed), fed, seen
 
 

@@ -49,10 +49,10 @@ def test_a_round_reads_no_number_and_stays_on_its_device(base, rule):
     if base.startswith("feddst") and protection.get("upload"):  # refused: clients that choose masks send weights
         return
     net = None if rule == "priprune" else bn_net()
-    fed = federation(net, way="stacked", rounds=3, base=base_pruning(base).make(), **protection)
+    fed = federation(net, execution="stacked", rounds=3, base=base_pruning(base).make(), **protection)
     next(fed.rounds())
     given = tree_map(on_meta, fed.together._inputs(2, fed.sampler(2), [True] * 3, {}))
-    together, choose = moved(fed), fed.turns.choosing(2)
+    together, choose = moved(fed), fed.turns.choice_of_masks(2)
     assert (choose is None) == (not base.startswith("feddst"))
     with OneDevice():
         made = together._round(given, 2, choose)
@@ -72,7 +72,7 @@ def test_a_round_reads_no_number_and_stays_on_its_device(base, rule):
     ],
 )
 def test_what_a_gpu_draws_at_once_has_the_form_of_what_clients_draw(terms):
-    fed = federation(way="stacked", **terms)
+    fed = federation(execution="stacked", **terms)
     together, drawn = fed.together, fed.sampler(1)
     found, again, later = (tree_leaves(together.draws_at_once(number, drawn)) for number in (1, 1, 2))
     wanted = tree_leaves(together._draws(1, drawn))
@@ -84,20 +84,20 @@ def test_what_a_gpu_draws_at_once_has_the_form_of_what_clients_draw(terms):
 
 def test_states_by_place():
     homes = ClientStateBank({"a": torch.tensor([1.0, 2.0]), "b": torch.tensor(True)}, 3)
-    assert homes.settled([7, 4, 9], [True, False, True]) == [0, 3, 1]  # who is not heard has no place
+    assert homes.assign_slots([7, 4, 9], [True, False, True]) == [0, 3, 1]  # who is not heard has no place
     places = torch.tensor([0, 3, 1])
-    assert homes.at(places)["a"][[0, 2]].tolist() == [[1, 2], [1, 2]] and list(homes) == [7, 9]
+    assert homes.read_slots(places)["a"][[0, 2]].tolist() == [[1, 2], [1, 2]] and list(homes) == [7, 9]
     state = {"a": torch.tensor([[5.0, 5.0], [6.0, 6.0], [torch.nan, 0.0]]), "b": torch.zeros(3, dtype=torch.bool)}
     homes.keep(places, state, torch.tensor([True, False, False]))  # the last one went astray
     assert homes[7]["a"].tolist() == [5, 5] and not homes[7]["b"]
     assert homes[9]["a"].tolist() == [1, 2] and homes[9]["b"]
     homes.clear()
     homes[4] = {"a": torch.tensor([8.0, 8.0]), "b": torch.tensor(False)}
-    assert homes.settled([7, 4], [True, True]) == [1, 0] and homes[7]["a"].tolist() == [
+    assert homes.assign_slots([7, 4], [True, True]) == [1, 0] and homes[7]["a"].tolist() == [
         1,
         2,
     ]  # as before its first round
-    assert ClientStateBank({}, 3).settled([1, 2], [True, True]) == [3, 3]
+    assert ClientStateBank({}, 3).assign_slots([1, 2], [True, True]) == [3, 3]
 
 
 TERMS = [
@@ -112,9 +112,13 @@ TERMS = [
 @pytest.mark.parametrize("terms", TERMS)
 def test_who_looks_is_shown_what_is_shown_one_by_one(terms, view):
     shown = []
-    for way in ("sequential", "stacked"):
+    for execution in ("sequential", "stacked"):
         seen = []
-        run(federation(way=way, observers=[(1, seen.append)], view=view, faults=Faults(nan=0.2, shape=0.1), **terms))
+        run(
+            federation(
+                execution=execution, observers=[(1, seen.append)], view=view, faults=Faults(nan=0.2, shape=0.1), **terms
+            )
+        )
         shown.append(seen)
     assert len(shown[0]) == len(shown[1]) > 0
     for one, other in zip(*shown, strict=True):
@@ -127,7 +131,7 @@ def test_who_looks_is_shown_what_is_shown_one_by_one(terms, view):
 
 @pytest.mark.parametrize("terms", TERMS[:3])
 def test_one_that_goes_on_has_the_numbers_of_one_that_was_never_put_down(terms):
-    whole, first, second = (federation(way="stacked", rounds=6, **terms) for _ in range(3))
+    whole, first, second = (federation(execution="stacked", rounds=6, **terms) for _ in range(3))
     wanted, rounds = run(whole), first.rounds()
     told = [measure for _ in range(3) for measure in next(rounds).measures]
     tensors, data = first.state()

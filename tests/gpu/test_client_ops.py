@@ -54,18 +54,21 @@ def test_who_weighs_nothing_adds_nothing_whatever_it_is():
 
 def test_by_hand():
     where, values = torch.tensor([[True, False], [False, False]]), torch.tensor([[1.0, -2.0], [3.0, 4.0]])
-    assert client_ops.mixed(where, values, torch.tensor([8.0, 9.0])).tolist() == [[1, 9], [8, 9]]
-    inside, outside = client_ops.parted(where, values, True)
+    assert client_ops.mix(where, values, torch.tensor([8.0, 9.0])).tolist() == [[1, 9], [8, 9]]
+    inside, outside = client_ops.split_where(where, values, True)
     assert inside.tolist() == [[1, 0], [0, 0]] and outside.tolist() == [[0, -2], [3, 4]]
     assert client_ops.magnitudes([values, values[0]], []).tolist() == [1, 2, 3, 4, 1, 2]
     assert client_ops.magnitudes([values, values[0]], [where, where[0]]).tolist() == [1, -1, -1, -1, 1, -1]
     assert client_ops.copies(values, 2).tolist() == [values.tolist()] * 2
     assert client_ops.copies(values, 2, where).tolist() == [[[1, 0], [0, 0]]] * 2
     keep = torch.tensor([True, False])
-    assert client_ops.mixed(where, values, torch.tensor([8.0, 9.0]), keep).tolist() == [[1, 0], [8, 0]]
-    assert client_ops.both(where[0], keep).tolist() == [True, False] and not client_ops.both(where[1], keep).any()
-    assert client_ops.both(where[1], keep, inverted=True).tolist() == [True, False]
-    assert not client_ops.both(where[0], keep, inverted=True).any()
+    assert client_ops.mix(where, values, torch.tensor([8.0, 9.0]), keep).tolist() == [[1, 0], [8, 0]]
+    assert (
+        client_ops.intersect(where[0], keep).tolist() == [True, False]
+        and not client_ops.intersect(where[1], keep).any()
+    )
+    assert client_ops.intersect(where[1], keep, inverted=True).tolist() == [True, False]
+    assert not client_ops.intersect(where[0], keep, inverted=True).any()
     client_ops.descend([values, whole := torch.ones(2)], [torch.ones(2, 2), whole * 4], 0.5, [~keep, None])
     assert values.tolist() == [[0.5, 0], [2.5, 0]] and whole.tolist() == [-1, -1]
 
@@ -85,7 +88,7 @@ def looks(look, device):
 
 
 def test_a_look():
-    looks(client_ops.looked, "cpu")
+    looks(client_ops.check_finite, "cpu")
 
 
 @needs_triton
@@ -141,7 +144,9 @@ def test_sums_and_parts(shape, dtype, rng, kernels):
             expected += weights[lane] * (each[lane].square() if squared else each[lane])
         alike(found, expected)
     parts = [(values, False), (others.expand(shape), True)]
-    for one, other in zip(kernels.looked(parts), client_ops.looked([(v.cpu(), s) for v, s in parts]), strict=True):
+    for one, other in zip(
+        kernels.looked(parts), client_ops.check_finite([(v.cpu(), s) for v, s in parts]), strict=True
+    ):
         assert torch.equal(one.cpu(), other)
     either, keep = torch.where(where, values, others), flags(rng, *shape[1:])
     assert same(kernels.mixed(where, values, others, None), either)

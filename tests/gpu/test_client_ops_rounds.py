@@ -47,13 +47,15 @@ def test_rounds(case, monkeypatch):
         return None if any(map(is_functorch_wrapped_tensor, given)) else client_ops_kernels
 
     terms = CASES[case] | {"faults": Faults(nan=0.2, drop_out=0.1)}
-    one = federation(way="stacked", **terms)
+    one = federation(execution="stacked", **terms)
     rows = run(one)
     monkeypatch.setattr(client_ops, "_kernels_for", kernels_for)
     operators = torch.ops.secateur  # as tensors on a GPU go by them
     monkeypatch.setattr(withholding, "magnitudes", lambda values, keeps: operators.magnitudes([*values], [*keeps]))
-    monkeypatch.setattr(withholding, "both", lambda where, keep, inverted=False: operators.both(where, keep, inverted))
-    many = federation(way="stacked", **terms)
+    monkeypatch.setattr(
+        withholding, "intersect", lambda where, keep, inverted=False: operators.both(where, keep, inverted)
+    )
+    many = federation(execution="stacked", **terms)
     assert [(row.metric, row.value) for row in run(many)] == [(row.metric, pytest.approx(row.value)) for row in rows]
     assert called and one.states.keys() == many.states.keys()
     for name, value in one.model().items():

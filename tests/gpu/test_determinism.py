@@ -76,8 +76,8 @@ def test_the_way_is_not_chosen_by_its_time(monkeypatch):
     seconds = {"sequential": 2.0, "stacked": 1.0}
     lane = Lane({"w": torch.zeros(1, device="meta")}, {})
     monkeypatch.setattr(execution, "_device", lambda lanes: torch.device("cuda"))
-    monkeypatch.setattr(execution, "Lanes", lambda objective, lanes, optimiser, way: way)
-    monkeypatch.setattr(execution, "_seconds", lambda way, inputs: seconds[way])
+    monkeypatch.setattr(execution, "Lanes", lambda objective, lanes, optimiser, execution: execution)
+    monkeypatch.setattr(execution, "_seconds", lambda execution, inputs: seconds[execution])
     assert choose(nn.Identity(), [lane, lane], None, []) == "stacked"
     with deterministic():
         assert choose(nn.Identity(), [lane, lane], None, []) == "sequential"

@@ -51,7 +51,9 @@ def test_many_trials_are_those_of_each_alone(shape, masked, kernels):
     for lane in range(lanes):
         mask = None if masks is None else masks[lane]
         one, aim = values[lane].double(), aims[lane].double()
-        slope, wanted = grad_and_value(lambda v, a=aim, m=mask: objective(v, a, m, gradient_products._plainly))(one)
+        slope, wanted = grad_and_value(lambda v, a=aim, m=mask: objective(v, a, m, gradient_products._compute_plainly))(
+            one
+        )
         assert float(found[lane]) == pytest.approx(float(wanted), rel=1e-6)
         assert torch.allclose(slopes[lane].double(), slope, atol=1e-5 * float(slope.abs().max()))
 
@@ -70,7 +72,7 @@ def test_slopes_of_slopes(kernels):
         return grad(lambda v: objective(v, aim, None, how))(value).square().sum()
 
     found = vmap(grad(lambda v: length(v, gradient_products.products)))(values)
-    wanted = vmap(grad(lambda v: length(v, gradient_products._plainly)))(values.double())
+    wanted = vmap(grad(lambda v: length(v, gradient_products._compute_plainly)))(values.double())
     assert torch.allclose(found.double(), wanted, rtol=1e-4, atol=1e-5)
 
 
@@ -80,7 +82,7 @@ def test_trials_of_trials(kernels):
     found = vmap(lambda some, aim: vmap(lambda v: objective(v, aim, None, gradient_products.products))(some))(
         values, aims
     )
-    wanted = vmap(lambda some, aim: vmap(lambda v: objective(v, aim, None, gradient_products._plainly))(some))(
+    wanted = vmap(lambda some, aim: vmap(lambda v: objective(v, aim, None, gradient_products._compute_plainly))(some))(
         values, aims
     )
     assert torch.allclose(found, wanted, atol=1e-5)

@@ -4,7 +4,7 @@ from torch import nn
 from torch.nn import functional as F
 
 from secateur.gpu.precision import ThreeProducts, halves
-from secateur.inference import answering
+from secateur.inference import bind_state
 
 
 def numbers(*shape, seed=0):
@@ -75,7 +75,7 @@ def test_a_gpu_answers_in_float32():
 
     net = create("resnet18-pool", (3, 32, 32), 10, torch.Generator().manual_seed(0))
     inputs = numbers(64, 3, 32, 32).clamp(-2, 2)
-    true = answering(net.double(), net.state_dict(), "cpu")(inputs.double())
+    true = bind_state(net.double(), net.state_dict(), "cpu")(inputs.double())
     net.float()
-    answer = answering(net, net.state_dict(), "cuda")(inputs.cuda()).cpu()
+    answer = bind_state(net, net.state_dict(), "cuda")(inputs.cuda()).cpu()
     assert float((answer - true).abs().max() / true.abs().max()) < 1e-5

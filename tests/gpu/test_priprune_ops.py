@@ -139,7 +139,7 @@ def test_the_slope_that_is_written_out_is_autograds(normalise, dtype):
     rule = PriPrune(sharing=0.125, normalise=normalise, temperature=0.125)
     received, mask, state, batches, noise = given(rule, 5, 1, dtype)
     state |= {LOGITS + name: 8 * state[LOGITS + name] for name in mask}
-    begun = PLAIN.reloaded(received, state, mask)
+    begun = PLAIN.reload(received, state, mask)
     examples = batches["x"][0], batches["y"][0]
     slopes = grad(rule.objective)(
         {name: state[LOGITS + name] for name in mask}, loss, begun, grad(loss)(begun, *examples),

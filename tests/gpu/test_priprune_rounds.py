@@ -22,7 +22,7 @@ GPU = torch.cuda.is_available()
 def model_of(base, learns, device="cpu", rounds=4):
     rule = priprune.PriPrune(learns=learns, step=0.5, sharing=0.25)
     terms = {"base": base_pruning(base).make(), "averaging": "coverage", "custom_turn": rule, "rounds": rounds}
-    fed = federation(plain_net().float() if GPU else None, way="stacked", device=device, **terms)
+    fed = federation(plain_net().float() if GPU else None, execution="stacked", device=device, **terms)
     rows = run(fed)
     told = {row.metric: row.value for row in rows if row.round == rounds and row.client is None}
     assert 0 < told["withheld_of_all"] < 1

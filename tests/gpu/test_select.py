@@ -17,7 +17,7 @@ from secateur import catalogue, tree
 from secateur.config import defense
 from secateur.defenses import selection
 from secateur.defenses.error_feedback import upload_of
-from secateur.defenses.selection import kept_between, kept_rows, largest, slices
+from secateur.defenses.selection import keep_between, keep_rows, mask_largest, slices
 
 KINDS = ("smooth", "tied", "zeros", "denormal", "constant", "extreme")
 UPLOADS = ("top-k", "dgp", "dgp:release=1", "adgp")
@@ -86,14 +86,14 @@ def rows_keep_what_tensors_keep(device, sizes):
             for user in users
         ]
         for top, bottom in ((0.05, 0.75), (0, 0.8)):
-            found = kept_rows(torch.stack(rows).to(device), sizes, aligned, top, bottom).cpu()
+            found = keep_rows(torch.stack(rows).to(device), sizes, aligned, top, bottom).cpu()
             for user, row in zip(users, found, strict=True):
                 grads = {str(place): part for place, part in enumerate(user)}
-                expected = plainly(kept_between, grads, top, bottom).values()
+                expected = plainly(keep_between, grads, top, bottom).values()
                 parts = torch.split(row, [size + gap for size, gap in zip(sizes, gaps, strict=True)])
                 for part, wanted, size in zip(parts, expected, sizes, strict=True):
                     assert torch.equal(part[:size], wanted) and not part[size:].any()
-                sent = kept_between(tree.to(grads, device), top, bottom)
+                sent = keep_between(tree.to(grads, device), top, bottom)
                 assert all(torch.equal(sent[name].cpu(), wanted) for name, wanted in zip(grads, expected, strict=True))
 
 
@@ -107,13 +107,13 @@ def uploads_in_a_row_are_each_their_own(device):
             "empty": torch.randn(0, 2),
             "one": torch.randn(()),
         }
-        expected.append(plainly(kept_between, tensors, 0.05, 0.75))
+        expected.append(plainly(keep_between, tensors, 0.05, 0.75))
         there = tree.to(tensors, device)
         if call == 1:
             there["bias"] = torch.cat([there["bias"][:1], there["bias"]])[1:]
         if call == 2:
             there["conv"] = there["conv"].contiguous(memory_format=torch.channels_last)
-        found.append(kept_between(there, 0.05, 0.75))
+        found.append(keep_between(there, 0.05, 0.75))
         assert all(torch.equal(there[name].cpu(), value) for name, value in tensors.items())
     for sent, wanted in zip(found, expected, strict=True):
         assert list(sent) == list(wanted)
@@ -122,23 +122,23 @@ def uploads_in_a_row_are_each_their_own(device):
 
 def an_upload_in_inference_mode_can_be_followed_by_others(device):
     grads = {"w": torch.randn(31)}
-    expected = plainly(kept_between, grads, 0.05, 0.75)["w"]
+    expected = plainly(keep_between, grads, 0.05, 0.75)["w"]
     with torch.inference_mode():
-        inside = kept_between(tree.to(grads, device), 0.05, 0.75)["w"].cpu()
-    outside = kept_between(tree.to(grads, device), 0.05, 0.75)["w"].cpu()
+        inside = keep_between(tree.to(grads, device), 0.05, 0.75)["w"].cpu()
+    outside = keep_between(tree.to(grads, device), 0.05, 0.75)["w"].cpu()
     assert torch.equal(inside, expected) and torch.equal(outside, expected)
     several = torch.stack([grads["w"]] * 2).to(device)
-    slope = vmap(grad(lambda one: kept_between({"w": one}, 0.05, 0.75)["w"].square().sum()))(several)
+    slope = vmap(grad(lambda one: keep_between({"w": one}, 0.05, 0.75)["w"].square().sum()))(several)
     assert torch.equal(slope.cpu(), torch.stack([2 * expected] * 2))
 
 
 def plainly(function, *given):
     """By the plain path, whatever the kernel is switched to."""
-    before, selection._by_kernel = selection._by_kernel, lambda *values: False
+    before, selection._has_kernel = selection._has_kernel, lambda *values: False
     try:
         return function(*given)
     finally:
-        selection._by_kernel = before
+        selection._has_kernel = before
 
 
 def users_are_lanes(device):
@@ -153,10 +153,10 @@ def users_are_lanes(device):
     )
     one = values[0].expand(3, -1)
     assert torch.equal(vmap(lambda rank: bands(one[:1], lengths, rank[None])[0])(ranks), bands(one, lengths, ranks))
-    slope = vmap(grad(lambda one: kept_between({"w": one}, 0.1, 0.6)["w"].square().sum()))(values)
-    assert torch.equal(slope, vmap(lambda one: 2 * kept_between({"w": one}, 0.1, 0.6)["w"])(values))
+    slope = vmap(grad(lambda one: keep_between({"w": one}, 0.1, 0.6)["w"].square().sum()))(values)
+    assert torch.equal(slope, vmap(lambda one: 2 * keep_between({"w": one}, 0.1, 0.6)["w"])(values))
     number = torch.tensor([-2, 7, 300], device=device)
-    assert vmap(largest)(values, number).sum(1).tolist() == [0, 7, 300]
+    assert vmap(mask_largest)(values, number).sum(1).tolist() == [0, 7, 300]
 
 
 def methods_choose_as_on_a_cpu(device, kernel):
@@ -191,15 +191,15 @@ class AsIfOnAGpu:
     """Within it, tensors of a CPU go to the kernel, which the interpreter runs."""
 
     def __enter__(self):
-        self.before, selection._by_kernel = selection._by_kernel, lambda *values: True
+        self.before, selection._has_kernel = selection._has_kernel, lambda *values: True
 
     def __exit__(self, *error):
-        selection._by_kernel = self.before
+        selection._has_kernel = self.before
 
 
 class AsItIs(AsIfOnAGpu):
     def __enter__(self):
-        self.before = selection._by_kernel
+        self.before = selection._has_kernel
 
 
 def a_loop_ends_where_a_number_says():
@@ -277,9 +277,9 @@ def test_streams_do_not_disturb_each_other():
     for _ in range(8):
         for stream, each in zip(streams, there, strict=True):
             with torch.cuda.stream(stream):
-                found.append(kept_between(each, 0.05, 0.75))
+                found.append(keep_between(each, 0.05, 0.75))
     torch.cuda.synchronize()
-    expected = [kept_between(each, 0.05, 0.75) for each in grads]
+    expected = [keep_between(each, 0.05, 0.75) for each in grads]
     for sent, wanted in zip(found, expected * 8, strict=True):
         assert all(torch.equal(sent[name].cpu(), value) for name, value in wanted.items())
 
@@ -287,12 +287,12 @@ def test_streams_do_not_disturb_each_other():
 @needs_cuda
 def test_a_graph_holds_it():
     grads = {"w": torch.randn(300, 100, device="cuda"), "b": torch.randn(64, device="cuda")}
-    kept_between(grads, 0.05, 0.75)
+    keep_between(grads, 0.05, 0.75)
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
-        sent = kept_between(grads, 0.05, 0.75)
+        sent = keep_between(grads, 0.05, 0.75)
     for value in grads.values():
         value.normal_()
     graph.replay()
-    expected = kept_between(tree.to(grads, "cpu"), 0.05, 0.75)
+    expected = keep_between(tree.to(grads, "cpu"), 0.05, 0.75)
     assert all(torch.equal(sent[name].cpu(), value) for name, value in expected.items())

@@ -148,7 +148,7 @@ def test_every_derivative_of_both_ways(taps, back):
 
     def plain(x, weight, bias):
         padding = [size // 2 for size in taps]
-        return F.conv2d(x, stacked_layers.turned(weight) if back else weight, bias, padding=padding)
+        return F.conv2d(x, stacked_layers.transpose_filters(weight) if back else weight, bias, padding=padding)
 
     def own(x, weight, bias):
         return stacked_layers.convolution(x, weight, bias, back)
@@ -206,7 +206,7 @@ def test_rounds_are_those_of_one_client_after_the_other(case, monkeypatch):
         torch.manual_seed(0)
         parts = [nn.Conv2d(1, 4, 3, padding=1), nn.ReLU(), nn.Conv2d(4, 3, 3, padding=1), nn.MaxPool2d(2), nn.Flatten()]
         net = nn.Sequential(*parts, nn.Linear(27, 3)).double()
-    one, many = (federation(net, way=way, **CASES[case]) for way in ("sequential", "stacked"))
+    one, many = (federation(net, execution=execution, **CASES[case]) for execution in ("sequential", "stacked"))
     wanted, found = run(one), run(many)
     assert any(calls)
     assert [(row.metric, row.value) for row in found] == [(row.metric, pytest.approx(row.value)) for row in wanted]

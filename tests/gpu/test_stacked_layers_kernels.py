@@ -88,7 +88,7 @@ def test_the_way_back_is_a_convolution_with_turned_filters(shape, rng, by_kernel
     found = [out, *_gradients(out, (x, weight, bias), g)]
     given = [each.detach().double().requires_grad_() for each in (x, weight, bias)]
     exact = stacked_layers.conv2d(*given, back=True)  # by operations of torch
-    plain = stacked_layers.conv2d(given[0], stacked_layers.turned(given[1]), given[2])
+    plain = stacked_layers.conv2d(given[0], stacked_layers.transpose_filters(given[1]), given[2])
     torch.testing.assert_close(exact, plain, rtol=0, atol=0)
     for one, other in zip(found, [exact, *_gradients(exact, given, g.double())], strict=True):
         assert one.shape == other.shape
@@ -102,8 +102,8 @@ def test_filters_are_laid_as_operations_of_torch_lay_them(shape, lying, rng):
     weight = _lying(_drawn((lanes, filters, channels, *taps), rng, last=False), lying)
     found = stacked_layers_kernels.by_tap(weight)
     _same(found, weight.permute(0, 3, 4, 2, 1).flatten(1, 3))
-    _same(stacked_layers_kernels.as_weights(found, taps), weight)
-    _same(stacked_layers_kernels.turned(weight), weight.flip(3, 4).permute(0, 3, 4, 1, 2).flatten(1, 3))
+    _same(stacked_layers_kernels.to_weights(found, taps), weight)
+    _same(stacked_layers_kernels.transpose_filters(weight), weight.flip(3, 4).permute(0, 3, 4, 1, 2).flatten(1, 3))
 
 
 def _lying(weight, how):

@@ -9,7 +9,7 @@ from secateur.catalogue import find
 from secateur.defenses.adgp import AlignedDualGradientPruning
 from secateur.defenses.dgp import DualGradientPruning
 from secateur.interfaces import Mask, Params
-from secateur.metrics.cost import Communication, communication, paper_accounting, parameters
+from secateur.metrics.cost import Communication, communication, count_as_paper, parameters
 from secateur.wire import encode, encode_mask
 
 SHAPES = {"conv": (512, 256, 3, 3), "norm": (512,), "fc.weight": (10, 512), "fc.bias": (10,)}
@@ -30,8 +30,8 @@ def within_limits(grads: Params) -> None:
     sent, inside = aligned(grads)
     assert communication(pruned).ratio <= 0.6125
     assert communication(sent, inside).ratio <= 0.3215
-    assert paper_accounting(pruned).ratio == pytest.approx(0.6125, abs=2e-5)
-    assert paper_accounting(sent, inside).ratio == pytest.approx(0.31875, abs=2e-5)
+    assert count_as_paper(pruned).ratio == pytest.approx(0.6125, abs=2e-5)
+    assert count_as_paper(sent, inside).ratio == pytest.approx(0.31875, abs=2e-5)
 
 
 def test_layers_of_a_real_size_stay_within_the_limits():
@@ -66,8 +66,8 @@ def test_the_papers_accounting_by_hand():
     sent = {"w": torch.tensor([0.0] * 8 + [1.0] * 2)}
     inside = {"w": torch.tensor([False] * 6 + [True] * 4)}
     # 2 * 32 + 8 = 72 bits up, 320 down; inside: 2 * 32 + 2 = 66 up, 128 down, 10 for the positions, in whole bytes
-    assert paper_accounting(sent) == Communication(up=9, down=40, broadcast=0, entries=10, dense=80)
-    assert paper_accounting(sent, inside) == Communication(up=9, down=16, broadcast=2, entries=10, dense=80)
+    assert count_as_paper(sent) == Communication(up=9, down=40, broadcast=0, entries=10, dense=80)
+    assert count_as_paper(sent, inside) == Communication(up=9, down=16, broadcast=2, entries=10, dense=80)
 
 
 @pytest.mark.parametrize(
@@ -90,4 +90,4 @@ def test_soterias_zeros_cost_a_bit_each_in_table_3():
     grads = {name: torch.ones_like(value) for name, value in find("model", "lenet-zhu").make().named_parameters()}
     last = [name for name, value in grads.items() if value.ndim == 2][-1]
     grads[last][:, : int(0.8 * grads[last].shape[1])] = 0
-    assert paper_accounting(grads).bytes / 2**20 == pytest.approx(0.098, abs=5e-4)
+    assert count_as_paper(grads).bytes / 2**20 == pytest.approx(0.098, abs=5e-4)

@@ -7,7 +7,7 @@ from torch import nn
 from secateur.interfaces import BlackBox
 from secateur.metrics import gaps as module
 from secateur.metrics.gaps import sensitivity
-from secateur.seeding import initialised
+from secateur.seeding import initialise
 
 
 def directions(seed, *shape):
@@ -39,15 +39,13 @@ def test_directions_are_gaussian_with_unit_variance():
 
 @pytest.fixture
 def net(rng):
-    return initialised(lambda: nn.Sequential(nn.Linear(20, 64), nn.ReLU(), nn.Linear(64, 5)), rng)
+    return initialise(lambda: nn.Sequential(nn.Linear(20, 64), nn.ReLU(), nn.Linear(64, 5)), rng)
 
 
 def test_float32_agrees_with_float64(net, rng):
     inputs = torch.randn(200, 20, generator=rng)
     single = sensitivity(BlackBox(lambda x: net(x).softmax(1)), inputs, torch.Generator().manual_seed(1))
-    twin = initialised(
-        lambda: nn.Sequential(nn.Linear(20, 64), nn.ReLU(), nn.Linear(64, 5)), torch.Generator()
-    ).double()
+    twin = initialise(lambda: nn.Sequential(nn.Linear(20, 64), nn.ReLU(), nn.Linear(64, 5)), torch.Generator()).double()
     twin.load_state_dict(net.state_dict())
     double = sensitivity(BlackBox(lambda x: twin(x).softmax(1)), inputs.double(), torch.Generator().manual_seed(1))
     assert single.dtype == torch.float32 and double.dtype == torch.float64

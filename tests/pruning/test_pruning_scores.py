@@ -13,7 +13,7 @@ from torch.func import functional_call
 from secateur.interfaces import Batch
 from secateur.pruning import masks
 from secateur.pruning import scores as pruning_scores
-from secateur.pruning.scores import Grasp, L1Unstructured, Random, Snip, SynFlow, balanced
+from secateur.pruning.scores import Grasp, L1Unstructured, Random, Snip, SynFlow, balance
 
 
 def linear(*rows: list[float]) -> nn.Linear:
@@ -93,7 +93,7 @@ def test_grasp_equals_the_explicit_hessian(rng):
 
 def test_grasp_takes_ten_of_each_class_where_the_batch_has_them():
     labels = torch.tensor([0] * 15 + [1] * 3 + [2] * 10 + [0])
-    batch = balanced(Batch(torch.arange(29.0), labels), 10)
+    batch = balance(Batch(torch.arange(29.0), labels), 10)
     assert batch.labels.bincount().tolist() == [10, 3, 10]
     assert batch.inputs[:10].tolist() == list(range(10))
 
@@ -103,7 +103,7 @@ def synflow_net() -> nn.Module:
 
 
 def test_synflow_by_hand():
-    twin, weights = pruning_scores.linearised(synflow_net().float())
+    twin, weights = pruning_scores.linearise(synflow_net().float())
     scores = pruning_scores.flow(twin, weights, torch.ones(1, 2, dtype=torch.float64))
     assert scores["0.weight"].tolist() == [[3, 6], [0.5, 1]]
     assert scores["2.weight"].tolist() == [[9, 1.5]]

@@ -11,7 +11,7 @@ from secateur.cli import main
 from secateur.errors import WrongInput
 from secateur.experiments.invert import ClientExposure
 from secateur.runs.folder import load_figures, load_rows
-from secateur.runs.rows import Row, comparable
+from secateur.runs.rows import Row, select_comparable
 from secateur.studies.dgp import cost, extensions, merge_steps, select_steps, tables, theory
 from secateur.studies.dgp.extensions import broadcast_claims, broadcast_lines, guess_label
 from secateur.studies.dgp.results import AttackKey, DgpResults
@@ -332,7 +332,7 @@ def test_a_study_that_was_stopped_goes_on(tmp_path, monkeypatch):
     assert main([*command, str(tmp_path / "again")]) == 130
     assert (tmp_path / "again" / "report.html").exists()
     assert main([*command, str(tmp_path / "again")]) == 0
-    one, two = (comparable(load_rows(tmp_path / name)) for name in ("whole", "again"))
+    one, two = (select_comparable(load_rows(tmp_path / name)) for name in ("whole", "again"))
     assert one == two
 
 

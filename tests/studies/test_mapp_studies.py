@@ -16,7 +16,7 @@ from secateur.errors import WrongInput
 from secateur.federated.augment import crop_and_flip
 from secateur.federated.submodels.federation import SubmodelFederation
 from secateur.runs.folder import load_figures, load_rows, open_run
-from secateur.runs.rows import Row, comparable
+from secateur.runs.rows import Row, select_comparable
 from secateur.studies.mapp import RIVALS, _large, runner, tables
 from secateur.studies.mapp.results import YEOM, MappFederation, MappResults, Query
 from secateur.studies.mapp.runner import MappRunner
@@ -190,11 +190,11 @@ def test_less_data_means_more_exposure_over_the_clients_of_all_draws():
 def test_accuracies_by_the_same_examples_are_no_more_certain_for_being_many():
     alike = [(0.7, 0.04)] * 4
     found = MappResults(federation("none", (0.7, 0.02), alike) + federation("mapp-fl", (0.7, 0.02), alike))
-    (fedavg, _), (way, *_) = found.federations, found.queries
-    accuracy, advantage = (found.average(fedavg, *asked)[0] for asked in (("test_accuracy",), ("advantage", way)))
+    (fedavg, _), (execution, *_) = found.federations, found.queries
+    accuracy, advantage = (found.average(fedavg, *asked)[0] for asked in (("test_accuracy",), ("advantage", execution)))
     assert accuracy.high - accuracy.value == pytest.approx(NARROW)  # of one model on one test part
     assert advantage.high - advantage.value == pytest.approx(NARROW / 2)  # of each client's own members
-    overall = tables.overall([found.average(each, "advantage", way) for each in found.federations])
+    overall = tables.overall([found.average(each, "advantage", execution) for each in found.federations])
     assert overall.high - overall.value == pytest.approx(NARROW / 2)  # every federation has these members
 
 
@@ -276,9 +276,9 @@ def test_table_6_runs_to_its_table_and_again_to_the_same_rows(tmp_path, capsys):
     assert "independent" in printed and "verdict" in printed and "apart" in printed and "augmentation none" in printed
     table = [json.loads(line) for line in (out / "table.jsonl").read_text().splitlines()]
     assert {row["verdict"] for row in table if row["metric"] == "claim"} <= {"supported", "not supported", "undecided"}
-    rows = comparable(load_rows(out))
+    rows = select_comparable(load_rows(out))
     again = reproduced(capsys, out, "mapp-table6", "--set", "examples=600")
-    assert again == printed and comparable(load_rows(out)) == rows
+    assert again == printed and select_comparable(load_rows(out)) == rows
     page = (out / "report.html").read_text()
     assert "Federations over sub-models" in page and "Client by client" in page and "Trained cells" in page
     rules = {name + end for name in ("fdropout", "mapp-fl-r") for end in ("", ":coupling=independent")}
@@ -321,7 +321,7 @@ def held(folder, cases, seeds=(0,), **changes):
             cases, seeds
         )
     assert not list(folder.glob("unfinished/*"))
-    return comparable(run.rows)
+    return select_comparable(run.rows)
 
 
 def ran(rows):
@@ -354,7 +354,7 @@ def test_stacked_clients_come_to_nearly_the_same_rows(tmp_path, monkeypatch):
     cases = [Case("none", 8), Case("mapp-fl")]
     alone = held(tmp_path / "alone", cases)
     monkeypatch.setattr(MappRunner, "at_once", 2)
-    monkeypatch.setattr(runner, "SubmodelFederation", partial(SubmodelFederation, way="stacked"))
+    monkeypatch.setattr(runner, "SubmodelFederation", partial(SubmodelFederation, execution="stacked"))
     stacked = held(tmp_path / "stacked", cases)
     assert [row | {"value": 0, "low": 0, "high": 0} for row in stacked] == [
         row | {"value": 0, "low": 0, "high": 0} for row in alone

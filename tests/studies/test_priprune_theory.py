@@ -7,7 +7,7 @@ from scipy.stats import spearmanr
 from secateur.config import Federate, base_pruning, read
 from secateur.evaluation.theory_curves import BATCH, RATE, ROUNDS, SIZE, THEORY, curves, rank_correlation, updates
 from secateur.experiments.federate import FederateExperiment
-from secateur.federated.build import build_spec, loaded, network_of
+from secateur.federated.build import build_spec, load_data, network_of
 from secateur.federated.federation import Federation
 from secateur.report.page import Source, render
 from secateur.report.theory import draw_theory
@@ -68,14 +68,14 @@ def test_a_curve_differs_in_one_thing_alone():
     (sizes,) = curves(known, SIZE)
     assert list(sizes.points) == [400, 600] and sizes.networks == {400: "conv-1", 600: "conv-2"}
     (rounds,) = curves(known, ROUNDS)
-    assert list(rounds.points) == [2, 4] and rounds.at(4, "nmi_256").value == 0.6
+    assert list(rounds.points) == [2, 4] and rounds.average_at(4, "nmi_256").value == 0.6
 
 
 def test_updates_are_compared_within_a_round():
     """In each round leakage falls with the rate, but between the rounds the pictures differ by more."""
     rows = by_rate() + [row for p in (0.1, 0.3, 0.5, 0.7, 0.9) for row in attacked(0.9 - p / 4, rate=p, round=4)]
     (curve,) = curves(updates(rows), RATE)
-    found = curve.together("x", "nmi_256")
+    found = curve.correlate("x", "nmi_256")
     assert found.value == pytest.approx(-1) and found.high < -0.99
     raw = rank_correlation([(x, each["nmi_256"]) for x, own in curve.points.items() for each in own])
     assert raw.value == pytest.approx(-0.492, abs=1e-3)
@@ -93,11 +93,14 @@ def test_a_client_without_theory_counts_where_leakage_is_measured_and_not_beside
         rows.append(Row(**{**first.__dict__, "extra": first.extra | {"client": 5}}))
     (curve,) = curves(updates(rows), RATE)
     assert [len(own) for own in curve.points.values()] == [2, 2, 2]
-    assert curve.at(0.1, "nmi_256").value == pytest.approx(0.53) and curve.at(0.1, "corrected_total").value == 40
+    assert (
+        curve.average_at(0.1, "nmi_256").value == pytest.approx(0.53)
+        and curve.average_at(0.1, "corrected_total").value == 40
+    )
     pairs = [(p - 0.5, nmi - sum(own.values()) / 3) for own in (rates, other) for p, nmi in own.items()]
     falls = spearmanr(*zip(*[(x, round(y, 9)) for x, y in pairs], strict=True)).statistic
-    assert curve.together("x", "nmi_256").value == pytest.approx(falls)
-    assert curve.together("corrected_total", "nmi_256").value == pytest.approx(1)  # client 3's three updates alone
+    assert curve.correlate("x", "nmi_256").value == pytest.approx(falls)
+    assert curve.correlate("corrected_total", "nmi_256").value == pytest.approx(1)  # client 3's three updates alone
     (sizes, *_) = [each for each in updates(rows).values() if each["client"] == 5]
     assert sizes["parameters"] == 600 and "corrected_total" not in sizes
 
@@ -148,7 +151,7 @@ def config():
 
 @pytest.mark.parametrize("base", ["snip:rate=0.5", "prunefl:every=2:iterations=2:samples=10"])
 def test_the_terms_are_those_of_the_model_that_clients_receive(config, base, tmp_path):
-    (data, device), chosen, scale = loaded(config), base_pruning(base), SCALES["tiny"]
+    (data, device), chosen, scale = load_data(config), base_pruning(base), SCALES["tiny"]
     with open_run(tmp_path, "study", {}) as run:
         bound(scale, run, config, data, device, 0, chosen)
         again = len(list((tmp_path / "artifacts").iterdir()))
@@ -176,14 +179,14 @@ def test_a_federation_that_diverged_has_a_note_and_no_bound(config, tmp_path, mo
         return spectrum_of(torch.full((3, 2), torch.nan))
 
     monkeypatch.setattr(theory, "gradient_spectrum", astray)
-    data, device = loaded(config)
+    data, device = load_data(config)
     with open_run(tmp_path, "study", {}) as run:
         bound(SCALES["tiny"], run, config, data, device, 0, base_pruning("snip"))
     assert len(run.rows) == 4 and all(row.value is None and "not finite" in row.note for row in run.rows)
 
 
 def test_attack_and_theory_meet_in_one_run_and_on_its_page(config, tmp_path):
-    (data, device), rates = loaded(config), ("snip:rate=0.2", "snip:rate=0.8")
+    (data, device), rates = load_data(config), ("snip:rate=0.2", "snip:rate=0.8")
     with open_run(tmp_path, "study", {}) as run:
         for text in rates:
             FederateExperiment(config, run, data, device).measure([0], base_pruning(text), config.defense[0])

@@ -86,7 +86,7 @@ def test_what_was_written_out_is_the_same_sweep():
         ({"job": "audit", "seeds": 2, "grid": {"seeds": [1, 2]}}, "seeds: is set in 2 places"),
         ({"job": "audit", "model": "mlp", "grid": {"model.width": [1]}}, "'model.width' is not possible"),
         ({"job": "audit", "threads": 2}, "cpus: 1 is not allowed; must be at least 2"),
-        ({"job": "audit", "way": "ray"}, "way: ray is not possible in a sweep"),
+        ({"job": "audit", "execution": "ray"}, "execution: ray is not possible in a sweep"),
         ({"job": "federate", "engine": "flower"}, "engine: flower is not possible in a sweep"),
         ({"job": "invert", "device": "cuda"}, "device: cuda needs gpus"),
         ({"job": "invert", "device": "cuda:1", "gpus": 1}, "device: 'cuda:1' is not allowed in a sweep"),

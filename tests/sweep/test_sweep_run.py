@@ -16,7 +16,7 @@ from secateur.cli import main
 from secateur.config import Sweep
 from secateur.errors import WrongInput, install_command
 from secateur.runs.folder import load_figures, load_rows
-from secateur.runs.rows import comparable
+from secateur.runs.rows import select_comparable
 from secateur.sweep import run
 from secateur.sweep import workers as sweep_workers
 from secateur.sweep.plan import plan
@@ -34,8 +34,8 @@ def here(monkeypatch):
     def one_by_one(pieces, home, watch, address, workers):
         for piece in pieces:
             ran.append(piece.name)
-            watch.began(piece)
-            watch.ended(piece, run_piece(piece, home))
+            watch.note_start(piece)
+            watch.note_end(piece, run_piece(piece, home))
 
     monkeypatch.setattr(run, "spread", one_by_one)
     return ran
@@ -62,7 +62,7 @@ def test_rows_are_those_of_the_pieces_and_nothing_is_run_twice(tmp_path, here, c
         sweep_workers.run_job(piece, tmp_path / "alone" / piece.name)
         rows = load_rows(tmp_path / "alone" / piece.name)
         alone += [replace(row, extra=row.extra | {"run": piece.run}) for row in rows]
-    assert comparable(load_rows(out)) == comparable(alone)
+    assert select_comparable(load_rows(out)) == select_comparable(alone)
     assert {figure["run"] for figure in load_figures(out)} <= {entry["run"] for entry in entries(tmp_path)}
     page = (out / "report.html").read_text()
     assert re.findall(r"<summary>(.*?): configuration", page) == [
@@ -70,9 +70,9 @@ def test_rows_are_those_of_the_pieces_and_nothing_is_run_twice(tmp_path, here, c
         "federate-learning_rate=0.2",
     ]
 
-    before = comparable(load_rows(out))
+    before = select_comparable(load_rows(out))
     assert sweep(tmp_path, fields, "--json") == 0  # nothing is left to do
-    assert here == names and comparable(load_rows(out)) == before
+    assert here == names and select_comparable(load_rows(out)) == before
     assert len(json.loads(capsys.readouterr().out)) == len(load_rows(out))
     assert [entry["starts"] for entry in entries(tmp_path)] == [0] * 4
 
@@ -118,7 +118,7 @@ def test_where_no_piece_is_done_there_is_no_page(tmp_path, here):
 
 def test_a_stopped_sweep_keeps_what_is_done(tmp_path, here, monkeypatch, capsys):
     def stopped(pieces, home, watch, address, workers):
-        watch.ended(pieces[0], run_piece(pieces[0], home))
+        watch.note_end(pieces[0], run_piece(pieces[0], home))
         raise KeyboardInterrupt
 
     monkeypatch.setattr(run, "spread", stopped)
@@ -145,7 +145,7 @@ def test_without_a_shared_disk_the_folder_comes_back(tmp_path, here, monkeypatch
     assert sweep(tmp_path, ROUNDS) == 0
     sweep_workers.run_job(piece, tmp_path / "alone")
     back = tmp_path / "out" / "pieces" / piece.name
-    assert comparable(load_rows(back)) == comparable(load_rows(tmp_path / "alone"))
+    assert select_comparable(load_rows(back)) == select_comparable(load_rows(tmp_path / "alone"))
     assert {path.name for path in back.glob("artifacts/*")} == {
         path.name for path in (tmp_path / "alone").glob("artifacts/*")
     }
@@ -207,15 +207,15 @@ class Heard:
     def __init__(self):
         self.running, self.most, self.deaths, self.outcomes = 0, 0, [], {}
 
-    def began(self, piece):
+    def note_start(self, piece):
         self.running += 1
         self.most = max(self.most, self.running)
 
-    def died(self, piece, starts, reason):
+    def note_death(self, piece, starts, reason):
         self.running -= 1
         self.deaths.append((piece.name, starts))
 
-    def ended(self, piece, outcome):
+    def note_end(self, piece, outcome):
         self.running -= 1
         self.outcomes[piece.name] = outcome.error
 

@@ -163,7 +163,7 @@ def collaboration() -> Iterator[Any]:
     from secateur.models.create import create
 
     rng = Generator().manual_seed(0)
-    digits = load("digits").at_most(400, rng)
+    digits = load("digits").limit_rows(400, rng)
     net = create("digits-cnn", digits.input_shape, digits.classes, rng)
     trained = train_collaboratively(net, digits, 3, ErrorFeedback(DualGradientPruning()), [0.1, 0.05], rng)
     for row in trained.history:

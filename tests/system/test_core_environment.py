@@ -34,7 +34,7 @@ MISSING = {
     f"federate {ROUNDS} --per-round 2 --engine flower": ("flwr", "flower"),
     "invert --defense dp": ("opacus", "dp"),
     "audit --defense dp-sgd": ("opacus", "dp"),
-    "audit --set way=ray": ("ray", "ray"),
+    "audit --set execution=ray": ("ray", "ray"),
 }
 PYTHON = """
 import torch

@@ -8,7 +8,7 @@ from deploying import Deployment
 
 from secateur.cli import main
 from secateur.config import Federate, read
-from secateur.federated.build import build_spec, loaded, network_of
+from secateur.federated.build import build_spec, load_data, network_of
 from secateur.federated.federation import Federation
 from secateur.runs.folder import load_rows
 
@@ -33,7 +33,7 @@ class Without(Federation):
 def in_process():
     """The loss of each round."""
     config = read(Federate, None, SETTINGS | {"rounds": ROUNDS})
-    data, device = loaded(config)
+    data, device = load_data(config)
     terms = build_spec(config, data, 0, config.base_pruning[0], config.defense[0])
     federation = Without(network_of(config, data, 0), data, terms, 0, device)
     measures = [measure for done in federation.rounds() for measure in done.measures]

@@ -10,7 +10,7 @@ from safetensors.torch import load_file
 
 from secateur.config import Federate, read
 from secateur.data.dataset import Dataset
-from secateur.federated.build import build_spec, loaded, network_of
+from secateur.federated.build import build_spec, load_data, network_of
 from secateur.federated.federation import Federation
 from secateur.runs.folder import load_rows
 
@@ -43,7 +43,7 @@ def in_one_place(config, data):
 @pytest.mark.timeout(600)
 def test_deployed_with_data_of_their_own(tmp_path):
     config = read(Federate, None, SETTINGS)
-    data, _ = loaded(config)
+    data, _ = load_data(config)
     page = tmp_path / "run" / "report.html"
     with Deployment(tmp_path) as flower:
         flower.superlink()

@@ -11,7 +11,7 @@ import pytest
 from killing import finished, killed
 
 from secateur.runs.folder import load_rows
-from secateur.runs.rows import comparable
+from secateur.runs.rows import select_comparable
 
 pytestmark = pytest.mark.system
 
@@ -27,17 +27,17 @@ def start(folder):
 @pytest.mark.timeout(1200)
 def test_killed_many_times_and_still_the_same_rows(tmp_path):
     finished(start(tmp_path / "whole"))
-    whole, folder = comparable(load_rows(tmp_path / "whole")), tmp_path / "killed"
+    whole, folder = select_comparable(load_rows(tmp_path / "whole")), tmp_path / "killed"
 
     moments, kills = random.Random(0), 0
     while kills < 12:
         if killed(start(folder), folder, "artifacts/*.safetensors", moments):
             kills += 1
         else:  # it got through: compare, and begin anew for the kills that are left
-            assert comparable(load_rows(folder)) == whole
+            assert select_comparable(load_rows(folder)) == whole
             shutil.rmtree(folder)
     finished(start(folder))
-    assert comparable(load_rows(folder)) == whole
+    assert select_comparable(load_rows(folder)) == whole
     assert not [path for path in folder.rglob("*") if path.name.endswith(".tmp")]
 
 
@@ -61,7 +61,7 @@ def test_two_runs_may_not_write_one_folder(tmp_path):
 def test_a_damaged_artifact_is_computed_again(tmp_path):
     folder = tmp_path / "run"
     finished(start(folder))
-    before = comparable(load_rows(folder))
+    before = select_comparable(load_rows(folder))
     damaged = sorted((folder / "artifacts").glob("prune-*"))[0]
     content = bytearray(damaged.read_bytes())
     content[len(content) // 2] ^= 1
@@ -70,4 +70,4 @@ def test_a_damaged_artifact_is_computed_again(tmp_path):
     _, said = process.communicate()
     assert process.returncode == 0
     assert damaged.name in said and "damaged" in said
-    assert comparable(load_rows(folder)) == before
+    assert select_comparable(load_rows(folder)) == before

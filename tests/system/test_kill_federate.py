@@ -12,7 +12,7 @@ from killing import finished, killed
 from safetensors import safe_open
 
 from secateur.runs.folder import load_rows
-from secateur.runs.rows import comparable
+from secateur.runs.rows import select_comparable
 
 pytestmark = pytest.mark.system
 
@@ -55,7 +55,7 @@ def names(kept):
 )
 def test_killed_many_times_and_still_the_same_rows(tmp_path, settings, attacked, keeps):
     finished(start(tmp_path / "whole", settings))
-    whole, folder = comparable(load_rows(tmp_path / "whole")), tmp_path / "killed"
+    whole, folder = select_comparable(load_rows(tmp_path / "whole")), tmp_path / "killed"
     assert {row["round"] for row in whole if row["attack"] is not None} == attacked
 
     moments, kills, missing = random.Random(0), 0, set(keeps)
@@ -66,8 +66,8 @@ def test_killed_many_times_and_still_the_same_rows(tmp_path, settings, attacked,
             kept = {name for path in folder.glob(SAVED) for name in names(path)}
             missing = {part for part in missing if not any(part in name for name in kept)}
         else:  # it got through: compare, and begin anew for the kills that are left
-            assert comparable(load_rows(folder)) == whole
+            assert select_comparable(load_rows(folder)) == whole
             shutil.rmtree(folder)
     finished(start(folder, settings))
-    assert comparable(load_rows(folder)) == whole
+    assert select_comparable(load_rows(folder)) == whole
     assert not (folder / "unfinished").exists()

@@ -14,7 +14,7 @@ from killing import finished, killed
 
 from secateur.report.page import write_page
 from secateur.runs.folder import load_rows
-from secateur.runs.rows import comparable
+from secateur.runs.rows import select_comparable
 
 pytestmark = pytest.mark.system
 
@@ -38,7 +38,7 @@ def listen():
 @pytest.mark.timeout(1200)
 def test_killed_many_times_and_still_the_same_rows(tmp_path):
     finished(start(tmp_path / "whole"))
-    whole, folder = comparable(load_rows(tmp_path / "whole")), tmp_path / "killed"
+    whole, folder = select_comparable(load_rows(tmp_path / "whole")), tmp_path / "killed"
 
     moments, kills, caught = random.Random(0), 0, 0
     while kills < 6 or caught < 2:  # twice at least in the middle of an attack, wherever chance lets the others fall
@@ -50,10 +50,10 @@ def test_killed_many_times_and_still_the_same_rows(tmp_path):
                 page = write_page([folder], tmp_path / "page.html").read_text()
                 assert "unfinished</small>" in page
         else:  # it got through: compare, and begin anew for the kills that are left
-            assert comparable(load_rows(folder)) == whole
+            assert select_comparable(load_rows(folder)) == whole
             shutil.rmtree(folder)
     finished(start(folder))
-    assert comparable(load_rows(folder)) == whole
+    assert select_comparable(load_rows(folder)) == whole
     assert not (folder / "unfinished").exists()
     assert not [path for path in folder.rglob("*") if path.name.endswith(".tmp")]
 

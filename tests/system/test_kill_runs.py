@@ -19,7 +19,7 @@ import secateur.runs.folder
 import secateur.runs.rows
 from secateur.runs.artifacts import decode
 from secateur.runs.folder import load_rows
-from secateur.runs.rows import comparable
+from secateur.runs.rows import select_comparable
 
 pytestmark = pytest.mark.system
 TRACED = {module.__file__ for module in (secateur.runs.artifacts, secateur.runs.rows, secateur.runs.folder)}
@@ -33,8 +33,8 @@ def assert_whole(folder, expected):
     """Nothing is torn under a final name, what is there is right, and the lock is free."""
     if (folder / "run.json").exists():
         assert json.loads((folder / "run.json").read_text())["kind"] == "audit"
-        rows = comparable(load_rows(folder))
-        assert rows == comparable(load_rows(expected))[: len(rows)]
+        rows = select_comparable(load_rows(folder))
+        assert rows == select_comparable(load_rows(expected))[: len(rows)]
     if (folder / "config.yaml").exists():
         assert yaml.safe_load((folder / "config.yaml").read_text())["schema"] == 1
     for name, content in artifacts(folder).items():
@@ -47,7 +47,7 @@ def assert_whole(folder, expected):
 
 
 def assert_finished(folder, expected):
-    assert comparable(load_rows(folder)) == comparable(load_rows(expected))
+    assert select_comparable(load_rows(folder)) == select_comparable(load_rows(expected))
     assert len(load_rows(folder)) == len(load_rows(expected))
     assert artifacts(folder) == artifacts(expected)
     assert json.loads((folder / "run.json").read_text())["finished"]

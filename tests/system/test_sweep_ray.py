@@ -17,7 +17,7 @@ import yaml
 
 from secateur.config import Sweep
 from secateur.runs.folder import load_rows
-from secateur.runs.rows import comparable
+from secateur.runs.rows import select_comparable
 from secateur.sweep import workers
 from secateur.sweep.plan import plan
 
@@ -44,7 +44,7 @@ def in_sequence(tmp_path_factory):
     for piece in plan(Sweep.model_validate({"jobs": JOBS})):
         workers.run_job(piece, folder / piece.name)
         rows += [replace(row, extra=row.extra | {"run": piece.run}) for row in load_rows(folder / piece.name)]
-    return comparable(rows)
+    return select_comparable(rows)
 
 
 def start(tmp_path, jobs, program, *flags):
@@ -117,7 +117,7 @@ def test_a_killed_worker_changes_nothing(tmp_path, in_sequence):
     assert process.returncode == 70  # for the one that cannot be run
     assert "secateur: wrong failed: pruner: slimming needs BatchNorm" in said and "Traceback" not in said
     assert said.count("worker died, restarting") == 1 and "start 2 of 4" in said
-    assert comparable(load_rows(tmp_path / "out")) == in_sequence
+    assert select_comparable(load_rows(tmp_path / "out")) == in_sequence
     *others, wrong = entries(tmp_path)
     assert wrong["state"] == "failed" and {entry["state"] for entry in others} == {"done"}
     assert sorted(entry["starts"] for entry in others) == [1] * (len(others) - 1) + [2]
@@ -143,7 +143,7 @@ def test_a_killed_sweep_goes_on_at_a_cluster_and_other_disks_come_back(tmp_path,
     process = start(tmp_path, JOBS, [str(SCRIPT)], "--address", cluster)
     _, said = process.communicate()
     assert process.returncode == 0, said
-    assert comparable(load_rows(tmp_path / "out")) == in_sequence
+    assert select_comparable(load_rows(tmp_path / "out")) == in_sequence
     assert {entry["name"] for entry in entries(tmp_path) if not entry["starts"]} == finished
     assert not list(disk.iterdir())  # everything came back
     for piece in (tmp_path / "out" / "pieces").iterdir():

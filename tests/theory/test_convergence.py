@@ -26,12 +26,12 @@ from secateur.theory.convergence import (
     constants,
     corollary_1,
     corollary_1_rate,
+    count_rounds,
+    estimate_smoothness,
+    explain_inapplicable,
     full_gradient,
-    inapplicable,
     lemma_1,
     lemma_1_tight,
-    observed_smoothness,
-    rounds_needed,
     theorem_2,
     theorem_2_tight,
 )
@@ -83,9 +83,9 @@ def test_at_the_rate_as_corollary_1_prints_it_nothing_converges():
 
 
 def test_the_rounds_that_are_needed_make_corollary_1_say_g_squared():
-    rounds = rounds_needed(GIVEN)
+    rounds = count_rounds(GIVEN)
     assert sum(corollary_1(GIVEN, rounds)) == pytest.approx(GIVEN.gradient_square)
-    assert rounds_needed(replace(GIVEN, gamma=1.0)) == math.inf
+    assert count_rounds(replace(GIVEN, gamma=1.0)) == math.inf
 
 
 def test_constants_are_the_largest_over_the_rows_and_lemma_1_is_checked_with_those_met_so_far():
@@ -109,14 +109,14 @@ def test_theorem_2_says_nothing_above_g_squared():
 
 def test_smoothness_observed_on_a_parabola_is_its_curvature():
     points = [{"w": torch.tensor([x])} for x in (0.0, 1.0, 1.0, 4.0)]
-    assert observed_smoothness(points, [{"w": 3 * point["w"]} for point in points]) == pytest.approx(3)
+    assert estimate_smoothness(points, [{"w": 3 * point["w"]} for point in points]) == pytest.approx(3)
     with pytest.raises(WrongInput, match="models"):
-        observed_smoothness(points[1:3], points[1:3])
+        estimate_smoothness(points[1:3], points[1:3])
 
 
 def test_the_full_gradient_is_the_mean_over_parts(rng):
     net = create("lenet-zhu", (1, 8, 8), 10, rng).double()
-    batch = load("digits").at_most(50, rng).batch
+    batch = load("digits").limit_rows(50, rng).batch
     batch = batch._replace(inputs=batch.inputs.double())
     whole, parts = (full_gradient(net, state_of(net), batch, rows) for rows in (50, 7))
     assert all(torch.allclose(whole[name], parts[name], atol=1e-12) for name in whole)
@@ -136,7 +136,7 @@ def test_the_full_gradient_is_the_mean_over_parts(rng):
     ],
 )
 def test_what_theorem_2_is_not_about(plan, word):
-    found = inapplicable(plan.stated)
+    found = explain_inapplicable(plan.description)
     assert found is None if word is None else word in found
 
 
@@ -154,7 +154,7 @@ def regression():
 
     K is known, not estimated: half the largest eigenvalue of X^T X / n bounds the Hessian everywhere.
     """
-    data = replace(load("digits").at_most(200, Generator().manual_seed(0)), train_size=200)
+    data = replace(load("digits").limit_rows(200, Generator().manual_seed(0)), train_size=200)
     with_bias = torch.cat([data.inputs.flatten(1), torch.ones(200, 1)], 1).double()
     smoothness = float(torch.linalg.matrix_norm(with_bias, 2)) ** 2 / 200 / 2
     net = nn.Sequential(nn.Flatten(), nn.Linear(64, 10))
@@ -178,14 +178,14 @@ def judged(regression, name):
     gradients = [full_gradient(regression["net"], model, batch) for model in models]
     start = float(nn.functional.cross_entropy(regression["net"](batch.inputs), batch.labels).detach())
     met = constants(rows, regression["smoothness"], start)
-    seen = observed_smoothness(models, gradients)
+    seen = estimate_smoothness(models, gradients)
     return met, seen, check_theorem_2([norm(each) ** 2 for each in gradients], met, RATE)
 
 
 @pytest.mark.parametrize("name", UPLOADS)
 def test_on_a_real_run_lemma_1_and_theorem_2_hold(regression, name):
     rows, _, plan = regression[name]
-    assert inapplicable(plan.stated) is None
+    assert explain_inapplicable(plan.description) is None
     lemma = check_lemma_1(rows, rounds=1)
     assert all(each.holds and each.measured <= each.tight * (1 + 1e-6) for each in lemma)
     met, seen, theorem = judged(regression, name)
@@ -205,7 +205,7 @@ def test_theorem_2_is_vacuous_in_so_few_rounds_and_dgp_puts_it_out_of_reach(regr
     for name in UPLOADS:
         met, _, theorem = judged(regression, name)
         assert theorem.vacuous
-        needed[name] = rounds_needed(met)
+        needed[name] = count_rounds(met)
     assert ROUNDS < needed["all"] < needed["top-k"] < needed["release"] < needed["dgp"]
     assert needed["dgp"] > 1e6 > needed["release"]
 

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from secateur.defenses.dgp import DualGradientPruning
 from secateur.defenses.error_feedback import ErrorFeedback
-from secateur.defenses.selection import between
+from secateur.defenses.selection import mask_between
 from secateur.defenses.top_k import TopK
 from secateur.theory.gradient_distance import (
     cosine_distance,
@@ -19,8 +19,8 @@ from secateur.theory.gradient_distance import (
     norm,
     printed_lower_bound,
     relative_distance,
+    share_of_top_sent,
     top_bounds,
-    top_sent,
 )
 
 HEAVY = st.floats(0, 6)  # the power that entries are raised to: from even to a few that hold everything
@@ -57,7 +57,7 @@ def test_gamma_1_is_of_gradient_and_residual_and_without_one_it_is_the_relative_
     upload, grads = ErrorFeedback(DualGradientPruning(k1=0.25, k2=0.25)), {"w": torch.tensor([4.0, 3.0, 2.0, 1.0])}
     state = upload.init(grads)
     for want in (17 / 30, None):
-        accumulated = upload.accumulated(grads, state)
+        accumulated = upload.accumulate(grads, state)
         sent, state = upload(grads, state, None)
         found = gamma_1(accumulated, sent).whole
         if want:
@@ -94,8 +94,8 @@ def test_assumption_1_is_no_property_of_dgp_for_a_sparse_gradient_is_lost_whole(
 @given(st.integers(0, 2**31), st.integers(1, 300), HEAVY, st.floats(0.01, 1))
 def test_equations_21_and_22_hold_and_22_could_be_tighter(seed, size, heavy, wanted):
     tensor = entries(seed, size, heavy)
-    kept = torch.where(between(tensor, 0, 1 - wanted), tensor, 0)
-    share = int(between(tensor, 0, 1 - wanted).sum()) / size
+    kept = torch.where(mask_between(tensor, 0, 1 - wanted), tensor, 0)
+    share = int(mask_between(tensor, 0, 1 - wanted).sum()) / size
     bounds, whole = top_bounds(share), float(tensor.norm()) * (1 + 1e-12)
     assert float((tensor - kept).norm()) <= bounds.lost_at_most * whole + 1e-12
     assert float(kept.norm()) * (1 + 1e-9) >= bounds.kept_tight * float(tensor.norm())
@@ -112,9 +112,9 @@ def test_dgp_sends_none_of_the_largest_until_a_residual_lies_above_them():
     upload = ErrorFeedback(DualGradientPruning(k1=0.25, k2=0.25))
     once, then = {"w": torch.tensor([9.0, 1.0, 2.0, 3.0])}, {"w": torch.tensor([0.0, 4.0, 1.0, 2.0])}
     sent, state = upload(once, upload.init(once), None)
-    assert top_sent(once, sent, 0.25) == 0
+    assert share_of_top_sent(once, sent, 0.25) == 0
     sent, state = upload(then, state, None)  # X = (9, 5, 1, 2): the 9 is in the way, and the 4 goes out
-    assert sent["w"].tolist() == [0, 5, 0, 2] and top_sent(then, sent, 0.25) == 1
+    assert sent["w"].tolist() == [0, 5, 0, 2] and share_of_top_sent(then, sent, 0.25) == 1
 
 
 def test_the_sum_of_the_other_logits_gradients_is_the_true_ones():

@@ -163,7 +163,7 @@ def test_a_network_by_blocks_as_by_the_plain_covariance(network, memory):
     found = gradient_spectrum(network, state, Batch(batch.inputs.float(), batch.labels), mask, memory=memory)
     double = {name: value.double() for name, value in state.items()}
     grads = per_example_gradients(network, double, Batch(batch.inputs.float().double(), batch.labels))
-    rows = torch.cat([value.flatten(1) for value in tree.masked(grads, mask).values()], 1)
+    rows = torch.cat([value.flatten(1) for value in tree.mask_tree(grads, mask).values()], 1)
     plain = torch.linalg.eigvalsh(torch.cov(rows.T))
     assert found.rank == 6 and found.eigenvalues.dtype == torch.float64
     torch.testing.assert_close(found.eigenvalues, plain[-6:], rtol=1e-9, atol=1e-15)

@@ -11,7 +11,7 @@ from torch.nn.functional import cross_entropy
 
 from secateur import tree
 from secateur.errors import WrongInput
-from secateur.functional import Functional, joined, split
+from secateur.functional import Functional, join_state, split
 from secateur.training.execution import Lane, Lanes, choose, map_many
 
 needs_cuda = pytest.mark.skipif(not torch.cuda.is_available(), reason="left out: there is no GPU")
@@ -73,9 +73,9 @@ def sgd(leaves):
     return torch.optim.SGD(leaves, 0.05, momentum=0.9, weight_decay=1e-2, fused=True)
 
 
-def run(way, optimiser, dtype, **settings):
+def run(execution, optimiser, dtype, **settings):
     objective, lanes, steps, _ = problem(dtype, **settings)
-    stepper = Lanes(objective, lanes, optimiser, way)
+    stepper = Lanes(objective, lanes, optimiser, execution)
     losses = torch.stack([stepper.step(step) for step in steps])
     return losses, [tree.clone(state) for state in stepper.states()]
 
@@ -97,20 +97,20 @@ def test_stacked_equals_sequential_in_float64(optimiser):
 
 
 def test_stacked_equals_sequential_in_float32_after_one_step():
-    one, several = (run(way, sgd, torch.float32, batches=(8,)) for way in ("sequential", "stacked"))
+    one, several = (run(execution, sgd, torch.float32, batches=(8,)) for execution in ("sequential", "stacked"))
     assert apart(several[1], one[1]) < 1e-5
 
 
-@pytest.mark.parametrize("way", ["sequential", "stacked"])
+@pytest.mark.parametrize("execution", ["sequential", "stacked"])
 @pytest.mark.parametrize("channels_last", [False, True])
-def test_steps_equal_a_plain_loop(way, channels_last):
+def test_steps_equal_a_plain_loop(execution, channels_last):
     objective, lanes, steps, nets = problem(torch.float64, rate=0.0)
     layout = torch.channels_last if channels_last else torch.contiguous_format
     if channels_last:
         shaped = lambda t: t.contiguous(memory_format=layout) if t.ndim == 4 else t  # noqa: E731
         lanes = [Lane({k: shaped(v) for k, v in lane.params.items()}, lane.buffers, lane.mask) for lane in lanes]
         steps = [[tuple(map(shaped, tensors)) for tensors in step] for step in steps]
-    stepper = Lanes(objective, lanes, adam, way)
+    stepper = Lanes(objective, lanes, adam, execution)
     losses = torch.stack([stepper.step(step) for step in steps])
     for i, net in enumerate(nets):
         optimiser = torch.optim.Adam(net.parameters(), 1e-2, weight_decay=1e-2)
@@ -125,11 +125,11 @@ def test_steps_equal_a_plain_loop(way, channels_last):
         assert apart([stepper.states()[i]], [net.state_dict()]) < 1e-9
 
 
-@pytest.mark.parametrize("way", ["sequential", "stacked"])
+@pytest.mark.parametrize("execution", ["sequential", "stacked"])
 @pytest.mark.parametrize("optimiser", [adam, sgd])
-def test_masked_weights_are_exactly_zero_after_every_step(way, optimiser):
+def test_masked_weights_are_exactly_zero_after_every_step(execution, optimiser):
     objective, lanes, steps, _ = problem(torch.float32)
-    stepper = Lanes(objective, lanes, optimiser, way)
+    stepper = Lanes(objective, lanes, optimiser, execution)
     for step in steps:
         stepper.step(step)
         for state, lane in zip(stepper.states(), lanes, strict=True):
@@ -138,12 +138,12 @@ def test_masked_weights_are_exactly_zero_after_every_step(way, optimiser):
             assert (state["conv.weight"] != 0).any()
 
 
-@pytest.mark.parametrize("way", ["sequential", "stacked"])
-def test_what_was_given_never_changes(way):
+@pytest.mark.parametrize("execution", ["sequential", "stacked"])
+def test_what_was_given_never_changes(execution):
     objective, lanes, steps, nets = problem(torch.float32)
     before = [tree.clone(lane.params | lane.buffers) for lane in lanes]
     chance = torch.get_rng_state()
-    stepper = Lanes(objective, lanes, adam, way)
+    stepper = Lanes(objective, lanes, adam, execution)
     for step in steps:
         stepper.step(step)
     for lane, old, net in zip(lanes, before, nets, strict=True):
@@ -155,8 +155,8 @@ def test_what_was_given_never_changes(way):
 
 def test_a_parameter_that_the_loss_does_not_reach_stays():
     lane = Lane({"used": torch.ones(2), "idle": torch.ones(2)}, {})
-    for way in ("sequential", "stacked"):
-        stepper = Lanes(lambda params, _, x: (params["used"] * x).sum(), [lane, lane], sgd, way)
+    for execution in ("sequential", "stacked"):
+        stepper = Lanes(lambda params, _, x: (params["used"] * x).sum(), [lane, lane], sgd, execution)
         stepper.step([(torch.ones(2),), (torch.ones(2),)])
         assert torch.equal(stepper.states()[0]["idle"], torch.ones(2))
         assert not torch.equal(stepper.states()[0]["used"], torch.ones(2))
@@ -203,7 +203,7 @@ def test_split_and_joined_know_frozen_tied_and_unsaved_tensors():
     net.register_buffer("unsaved", torch.ones(1), persistent=False)
     params, others = split(net, net.state_dict())
     assert set(params) == {"0.weight", "1.bias"} and set(others) == {"0.bias", "unsaved"}
-    assert list(joined(net, params | others)) == list(net.state_dict())
+    assert list(join_state(net, params | others)) == list(net.state_dict())
     with pytest.raises(WrongInput, match=r"weights: 0\.bias is missing"):
         split(net, {"0.weight": net[0].weight})
 
@@ -240,10 +240,13 @@ def test_ray_spreads_jobs_on_one_thread_each_and_brings_errors_home():
 
 @needs_cuda
 @pytest.mark.parametrize("optimiser", [adam, sgd])
-@pytest.mark.parametrize("way", ["sequential", "stacked"])
-def test_captured_equals_eager_on_a_gpu(way, optimiser):
+@pytest.mark.parametrize("execution", ["sequential", "stacked"])
+def test_captured_equals_eager_on_a_gpu(execution, optimiser):
     settings = {"device": "cuda", "batches": (6, 4) * 6}  # two shapes in turn: two graphs that share memory
-    eager, captured = run("eager", optimiser, torch.float64, **settings), run(way, optimiser, torch.float64, **settings)
+    eager, captured = (
+        run("eager", optimiser, torch.float64, **settings),
+        run(execution, optimiser, torch.float64, **settings),
+    )
     assert torch.allclose(eager[0], captured[0], rtol=1e-9, atol=0)
     assert apart(captured[1], eager[1]) < 1e-9
 

@@ -109,8 +109,8 @@ def test_stacked_equals_sequential_also_for_other_sizes_and_with_a_penalty_and_a
         "penalty": lambda params: 1e-2 * params["norm.weight"].abs().sum(),
         "transform": lambda x, rng: x + 0.1 * torch.randn(x.shape, generator=rng, dtype=x.dtype),
     }
-    one = dict(fit_many(net, tasks, RECIPE, way="sequential", **extras))
-    several = dict(fit_many(net, tasks, RECIPE, way="stacked", **extras))
+    one = dict(fit_many(net, tasks, RECIPE, execution="sequential", **extras))
+    several = dict(fit_many(net, tasks, RECIPE, execution="stacked", **extras))
     assert sorted(one) == sorted(several) == [0, 1, 2, 3]
     for index, fitted in one.items():
         near(several[index].state, fitted.state)
@@ -124,8 +124,8 @@ def test_stacked_equals_sequential_but_for_a_bias_before_batchnorm():
         torch.manual_seed(0)
         net = Net(bias=True).double()
     tasks = [make(seed, net) for seed in range(2)]
-    one = dict(fit_many(net, tasks, RECIPE, way="sequential"))
-    several = dict(fit_many(net, tasks, RECIPE, way="stacked"))
+    one = dict(fit_many(net, tasks, RECIPE, execution="sequential"))
+    several = dict(fit_many(net, tasks, RECIPE, execution="stacked"))
     for index, fitted in one.items():
         near(several[index].state, fitted.state, leave_out=("conv.bias", "norm.running_mean"))
 
@@ -133,8 +133,8 @@ def test_stacked_equals_sequential_but_for_a_bias_before_batchnorm():
 def test_a_task_that_stops_early_does_not_change_the_others(net):
     recipe = Recipe(epochs=12, batch_size=8, learning_rate=0.02, patience=2)
     tasks = [make(seed, net) for seed in range(4)]
-    one = dict(fit_many(net, tasks, recipe, way="sequential"))
-    finished = list(fit_many(net, tasks, recipe, way="stacked"))
+    one = dict(fit_many(net, tasks, recipe, execution="sequential"))
+    finished = list(fit_many(net, tasks, recipe, execution="stacked"))
     assert len({len(fitted.history) for fitted in one.values()}) > 1  # they stop in different epochs
     lengths = [len(fitted.history) for _, fitted in finished]
     assert lengths == sorted(lengths)  # given out as they finish
@@ -148,7 +148,7 @@ def test_ray_equals_sequential(net):
     pytest.importorskip("ray")
     tasks = [make(seed, net) for seed in range(3)]
     one = dict(fit_many(net, tasks, RECIPE))
-    spread = dict(fit_many(net, tasks, RECIPE, way="ray"))
+    spread = dict(fit_many(net, tasks, RECIPE, execution="ray"))
     for index, fitted in one.items():
         assert all(torch.equal(value, spread[index].state[name]) for name, value in fitted.state.items())
 
@@ -293,8 +293,8 @@ def test_wrong_labels_weights_and_ways_are_refused(net):
         fit(net, Task(task.state, far, task.validation, task.rng), RECIPE)
     with pytest.raises(WrongInput, match=r"weights: head.weight has shape"):
         fit(net, Task({**task.state, "head.weight": torch.ones(2, 2)}, task.train, task.validation, task.rng), RECIPE)
-    with pytest.raises(WrongInput, match="way"):
-        next(fit_many(net, [task], RECIPE, way="parallel"))
+    with pytest.raises(WrongInput, match="execution"):
+        next(fit_many(net, [task], RECIPE, execution="parallel"))
     with pytest.raises(WrongInput, match="at least one example"):
         fit(net, Task(task.state, task.train, part(task.validation, 0, 0), task.rng), Recipe())
 
@@ -340,12 +340,12 @@ def test_per_example_gradients_equal_a_loop(net):
 
 
 @needs_cuda
-@pytest.mark.parametrize("way", ["sequential", "stacked", "eager", "auto"])
-def test_every_way_on_a_gpu_equals_the_others(net, way):
+@pytest.mark.parametrize("execution", ["sequential", "stacked", "eager", "auto"])
+def test_every_way_on_a_gpu_equals_the_others(net, execution):
     recipe = Recipe(epochs=3, batch_size=8, patience=2)
     tasks = [make(seed, net, device="cuda") for seed in range(3)]
-    one = dict(fit_many(net, tasks, recipe, way="eager"))
-    other = dict(fit_many(net, tasks, recipe, way=way))
+    one = dict(fit_many(net, tasks, recipe, execution="eager"))
+    other = dict(fit_many(net, tasks, recipe, execution=execution))
     for index, fitted in one.items():
         assert fitted.state["conv.weight"].is_cuda
         near(other[index].state, fitted.state)

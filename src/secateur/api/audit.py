@@ -107,7 +107,7 @@ def audit(
     if pruner is not None:
         check_installed([read_defense(defense)])
         method = choice("pruner", pruner)
-        sides = [_pruned(side, method, sparsity, defense, recipe, seed, i) for i, side in enumerate(sides)]
+        sides = [_prune_side(side, method, sparsity, defense, recipe, seed, i) for i, side in enumerate(sides)]
     inside, outside = sides[0].inside, sides[0].outside
     ids = torch.cat([torch.arange(inside.size), inside.size + torch.arange(whole)[whole - outside.size :]])
     known = [Shadow(side.box, side.inside, side.outside) for side in sides[1:]]
@@ -198,7 +198,7 @@ def _attacks(names: Sequence[str] | None, sides: Sequence[Side]) -> list[Choice]
     return chosen
 
 
-def _pruned(
+def _prune_side(
     side: Side, method: Choice, sparsity: float, defense: str, recipe: Recipe | None, seed: int, index: int
 ) -> Side:
     """Return the side with a pruned and fine-tuned copy of the model, without the non-members that stopped it."""

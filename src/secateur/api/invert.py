@@ -27,7 +27,7 @@ from secateur.evaluation.client import (
     check_shape,
     fit_update,
     guard_of,
-    protected,
+    protect,
     read_update,
     scale,
     transform_of,
@@ -125,9 +125,9 @@ def invert(
     )
     guarded = defense_of_updates(defense)
     if from_batch:
-        guarded = with_policies_for_model(guarded, model, _joined(targets), centre, spread, seed)
+        guarded = with_policies_for_model(guarded, model, _join_targets(targets), centre, spread, seed)
     sends_weights = local_steps is not None if from_batch else isinstance(targets[0], Weights)
-    client = defended_client(knowledge, targets, guarded, residual, sends_weights, labels == "oracle", seed)
+    client = build_client(knowledge, targets, guarded, residual, sends_weights, labels == "oracle", seed)
     for choice in chosen:
         check_attack(choice, client, targets[0], chance_of(seed, choice)[0])
     common = {"model": name, "dataset": "given", "seed": seed, "defense": str(guarded)}
@@ -162,7 +162,7 @@ def check_targets(
         raise WrongInput("model", f"is {type(model).__name__}; must be a torch.nn.Module")
     if isinstance(batch_or_update, Gradient | Weights | Path | str):
         update = _update(model, batch_or_update, input_shape, weights)
-        return [update], _like(model, torch.zeros(1, *(input_shape or ())))
+        return [update], _match_model(model, torch.zeros(1, *(input_shape or ())))
     is_pair = isinstance(batch_or_update, tuple | list) and len(batch_or_update) == 2
     if not is_pair or not all(isinstance(part, Tensor) for part in batch_or_update):
         raise WrongInput("batch", "must be two tensors (inputs, labels), or an update: Gradient, Weights or a file")
@@ -173,7 +173,7 @@ def check_targets(
     size = batch_size or len(inputs)
     if len(inputs) % size:
         raise WrongInput("batch_size", f"{size} does not divide the {len(inputs)} examples; use one that does")
-    batch = Batch(_like(model, inputs), labels.to(device_of(model)))
+    batch = Batch(_match_model(model, inputs), labels.to(device_of(model)))
     parts = zip(torch.split(batch.inputs, size), torch.split(batch.labels, size), strict=True)
     return [Batch(*part) for part in parts], batch.inputs
 
@@ -188,7 +188,7 @@ def _update(model: nn.Module, update: Update, input_shape: Sequence[int] | None,
     return type(update)(fit_update(update.values, model, "the update"))
 
 
-def _like(model: nn.Module, inputs: Tensor) -> Tensor:
+def _match_model(model: nn.Module, inputs: Tensor) -> Tensor:
     """Return the inputs in the precision and on the device of the model's weights."""
     return in_precision(model, inputs).to(device_of(model))
 
@@ -208,17 +208,17 @@ def count_classes(model: nn.Module, inputs: Tensor, targets: Sequence[Target]) -
     if answers.ndim != 2:
         raise WrongInput("model", f"answers {tuple(answers.shape)} for one example; it must return one row of classes")
     if isinstance(targets[0], Batch):
-        check_labels("batch", _joined(targets).labels, answers.shape[1])
+        check_labels("batch", _join_targets(targets).labels, answers.shape[1])
     return int(answers.shape[1])
 
 
-def _joined(targets: Sequence[Target]) -> Batch:
+def _join_targets(targets: Sequence[Target]) -> Batch:
     """Return the examples of all targets as one batch."""
     batches = [target for target in targets if isinstance(target, Batch)]
     return Batch(*(torch.cat(parts) for parts in zip(*batches, strict=True)))
 
 
-def defended_client(
+def build_client(
     knowledge: Knowledge,
     targets: Sequence[Target],
     defense: Defense,
@@ -228,8 +228,8 @@ def defended_client(
     seed: int,
 ) -> AttackedClient:
     """Return the client that sends the updates under a defense; refuse a defense that cannot act on them."""
-    net, precode = protected(knowledge.net, defense, knowledge.classes, derive(seed, "initialise", "defense"))
-    if residual is not None and defense.acting_on("residual") is None:
+    net, precode = protect(knowledge.net, defense, knowledge.classes, derive(seed, "initialise", "defense"))
+    if residual is not None and defense.find_part("residual") is None:
         raise WrongInput("residual", "belongs to error feedback; use defense='dgp+error-feedback'")
     users = [target for target in targets if isinstance(target, Batch)]
     other = (lambda number: users[(number + 1) % len(users)]) if len(users) > 1 else None

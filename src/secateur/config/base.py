@@ -146,7 +146,7 @@ class Common(Fields):
     device: Device = flag("auto", f"{DEVICES}.")
     threads: Count = field(1, "CPU threads. Results are equal bit for bit only at the same number.")
     deterministic: bool = field(False, REPEATABLE)
-    way: Literal["auto", "sequential", "stacked", "ray"] = field("auto", "Training of many models.")
+    execution: Literal["auto", "sequential", "stacked", "ray"] = field("auto", "Training of many models.")
 
     def recipes(self, tabular: bool) -> tuple[Recipe, Recipe]:
         """Return the recipes of training and fine-tuning.

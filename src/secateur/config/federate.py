@@ -203,8 +203,8 @@ class Federate(SubmodelFields):
                     raise WrongInput("submodels", f"must be set with {name}, for example mapp-fl")
         if {"train", "finetune"} & self.model_fields_set:
             raise WrongInput("train", "cannot be set in a federation; use learning_rate, batch_size and others")
-        if self.way == "ray":
-            raise WrongInput("way", "ray is not possible here; allowed: auto, sequential, stacked")
+        if self.execution == "ray":
+            raise WrongInput("execution", "ray is not possible here; allowed: auto, sequential, stacked")
         if self.local_steps is not None and self.local_epochs is not None:
             raise WrongInput("local_steps", "cannot be combined with local_epochs; use one of them")
         if self.partition.startswith("writer") and self.clients is not None:

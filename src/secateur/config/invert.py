@@ -79,7 +79,7 @@ class Invert(Common):
             self._check_captured()
         if any(str(defense) != "none" for defense in self.defense) and self.local_steps is not None:
             raise WrongInput("defense", "cannot be combined with local_steps: it acts on gradients, not on weights")
-        if self.residual is not None and not any(defense.acting_on("residual") for defense in self.defense):
+        if self.residual is not None and not any(defense.find_part("residual") for defense in self.defense):
             raise WrongInput("residual", "needs error feedback; use --defense dgp+error-feedback")
         _ = self.attacks  # raises now if an attack lacks a parameter
         return self

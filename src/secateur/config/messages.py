@@ -11,7 +11,7 @@ import yaml
 from pydantic import BaseModel, ValidationError
 from pydantic.fields import FieldInfo
 
-from secateur.errors import WrongInput, allowed_numbers, allowed_wholes, unknown
+from secateur.errors import WrongInput, describe_interval, describe_wholes, unknown
 
 LIMITS = ("ge", "gt", "le", "lt")
 DEPTH = 20  # levels of a run file
@@ -106,19 +106,19 @@ def explain(error: ValidationError, prefix: str = "", kind: Any = None) -> Wrong
         extra = str(first["loc"][-1])
         known = [f.alias or name for name, f in inner.model_fields.items()] if _is_model(inner) else []
         return WrongInput(".".join([field, extra] if field else [extra]), unknown("field", extra, known).message)
-    wanted = allowed(inner) or first["msg"][:1].lower() + first["msg"][1:]
+    wanted = describe_allowed(inner) or first["msg"][:1].lower() + first["msg"][1:]
     problem = "is missing" if first["type"] == "missing" else f"{shorten(first['input'])} is not allowed"
     return WrongInput(field, f"{problem}; {wanted}")
 
 
-def allowed(kind: Any) -> str | None:
+def describe_allowed(kind: Any) -> str | None:
     """Return the values that an annotation allows, in words; None if there are no words for the type.
 
     Example:
         >>> from pydantic import Field
-        >>> allowed(Annotated[float, Field(ge=0, lt=1)]), allowed(Literal["eval", "batch"])
+        >>> describe_allowed(Annotated[float, Field(ge=0, lt=1)]), describe_allowed(Literal["eval", "batch"])
         ('must be in [0, 1)', 'allowed: eval, batch')
-        >>> allowed(Annotated[int, Field(ge=1)] | None), allowed(float)
+        >>> describe_allowed(Annotated[int, Field(ge=1)] | None), describe_allowed(float)
         ('must be a whole number, at least 1', 'must be a number')
     """
     bare, limits, words = read_annotation(kind)
@@ -127,11 +127,11 @@ def allowed(kind: Any) -> str | None:
     if get_origin(bare) is Literal:
         return f"allowed: {', '.join(map(str, get_args(bare)))}"
     if get_origin(bare) is list:
-        return "; ".join(filter(None, ["use at least one value", allowed(get_args(bare)[0])]))
+        return "; ".join(filter(None, ["use at least one value", describe_allowed(get_args(bare)[0])]))
     if bare is int:
-        return allowed_wholes(int(limits["ge"])) if "ge" in limits else "must be a whole number"
+        return describe_wholes(int(limits["ge"])) if "ge" in limits else "must be a whole number"
     if bare is float:
-        return allowed_numbers(_interval(limits)) if limits else "must be a number"
+        return describe_interval(_interval(limits)) if limits else "must be a number"
     if _is_model(bare):
         return f"must be fields and values; allowed: {', '.join(bare.model_fields)}"
     return SIMPLE.get(bare)

@@ -105,7 +105,7 @@ def defense_of_clients(value: Any) -> Defense:
     from secateur.defenses.uploads import protection_of
 
     known = catalogue.methods("defense")
-    here = [name for name in known if federated(name)]
+    here = [name for name in known if is_for_federations(name)]
     for name in (catalogue.split(part)[0] for part in value.split("+")) if isinstance(value, str) else ():
         if name not in known:
             raise unknown("defense", name, ["none", *here])
@@ -114,13 +114,13 @@ def defense_of_clients(value: Any) -> Defense:
     return parsed
 
 
-def federated(name: str) -> bool:
+def is_for_federations(name: str) -> bool:
     """Return True if a federation's clients can use the defense: it rewrites one update, whatever others send."""
-    from secateur.defenses.uploads import aligned
+    from secateur.defenses.uploads import find_aligned
 
     entry = catalogue.find("defense", name)
     target = entry.info["acts_on"]
-    return target in (*SENT, *FEDERATED) and not (target == "upload" and aligned(entry()))
+    return target in (*SENT, *FEDERATED) and not (target == "upload" and find_aligned(entry()))
 
 
 base_pruning = partial(choice, "base-pruning")

@@ -72,7 +72,7 @@ class Sweep(Fields):
 
     @model_validator(mode="before")
     @classmethod
-    def _one_or_several(cls, values: Mapping[str, Any]) -> dict[str, Any]:
+    def _check_values(cls, values: Mapping[str, Any]) -> dict[str, Any]:
         fields = dict(values)
         schema = {name: fields.pop(name) for name in ("schema",) if name in fields}
         if "jobs" not in fields:

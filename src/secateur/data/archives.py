@@ -40,7 +40,7 @@ class ArchiveLimits:
     ratio: int = 200  # unpacked bytes per packed byte
     free: int = 16 << 20  # bytes that are allowed at any ratio
 
-    def allowed(self, path: Path) -> int:
+    def limit_of(self, path: Path) -> int:
         """Return the number of bytes that may be unpacked from the file at `path`."""
         with reading(path):
             return min(self.total, max(self.free, self.ratio * path.stat().st_size))
@@ -101,7 +101,7 @@ def contents(path: Path, limits: ArchiveLimits = LIMITS) -> Iterator[tuple[PureP
 
 
 def _tar(path: Path, limits: ArchiveLimits) -> Iterator[tuple[PurePosixPath, BinaryIO]]:
-    allowed = limits.allowed(path)
+    allowed = limits.limit_of(path)
     with reading(path), path.open("rb") as file:
         compressed = file.read(2) == b"\x1f\x8b"
         file.seek(0)
@@ -110,7 +110,7 @@ def _tar(path: Path, limits: ArchiveLimits) -> Iterator[tuple[PurePosixPath, Bin
         # read as a stream, so that the skipped members count against the limit too
         with tarfile.open(fileobj=outer, mode="r|") as archive:
             for member in archive:
-                name = _safe(path, member.name)
+                name = _check_entry(path, member.name)
                 if member.isdir():
                     continue
                 if not member.isreg() or member.issparse():
@@ -124,13 +124,13 @@ def _tar(path: Path, limits: ArchiveLimits) -> Iterator[tuple[PurePosixPath, Bin
 
 
 def _zip(path: Path, limits: ArchiveLimits) -> Iterator[tuple[PurePosixPath, BinaryIO]]:
-    allowed = limits.allowed(path)
+    allowed = limits.limit_of(path)
     with reading(path), zipfile.ZipFile(path) as archive:
         members = archive.infolist()
         if sum(member.file_size for member in members) > allowed:
             raise _bomb(path)
         for member in members:
-            name = _safe(path, member.filename)
+            name = _check_entry(path, member.filename)
             if member.is_dir():
                 continue
             kind = stat.S_IFMT(member.external_attr >> 16)
@@ -140,7 +140,7 @@ def _zip(path: Path, limits: ArchiveLimits) -> Iterator[tuple[PurePosixPath, Bin
                 yield name, io.BufferedReader(Guarded(inner, path, member.file_size))
 
 
-def _safe(path: Path, name: str) -> PurePosixPath:
+def _check_entry(path: Path, name: str) -> PurePosixPath:
     inside = PurePosixPath(name.replace("\\", "/"))
     if inside.is_absolute() or ".." in inside.parts or PureWindowsPath(name).drive:
         raise WrongInput("data", f"{path} holds {name!r}, which leaves the archive; get it from its public address")
@@ -167,7 +167,7 @@ def read_idx(path: Path, limits: ArchiveLimits = LIMITS) -> tuple[np.ndarray, by
         if len(shape) != magic[3]:
             raise ValueError("its header is cut off")
         size = math.prod(shape) * kind.itemsize
-        if size > limits.allowed(path):
+        if size > limits.limit_of(path):
             raise _bomb(path)
         data = stream.read(size)
         if len(data) != size or stream.read(1):

@@ -65,7 +65,7 @@ class Dataset:
         """The shape of one example."""
         return tuple(self.inputs.shape[1:])
 
-    def at_most(self, number: int, rng: Generator) -> Dataset:
+    def limit_rows(self, number: int, rng: Generator) -> Dataset:
         """Return the data set or, if it is larger, `number` random rows of it in their original order."""
         if number >= len(self.inputs):
             return self
@@ -88,14 +88,14 @@ def dataset_of_pixels(
 ) -> Dataset:
     """Return a data set of pictures from (N, C, H, W) bytes, with a train part of `size` rows; `more` are fields."""
     targets = torch.from_numpy(labels.astype(np.int64))
-    return Dataset(name, normalised(pixels, mean, std), targets, classes, size, mean=mean, std=std, **more)
+    return Dataset(name, normalise_bytes(pixels, mean, std), targets, classes, size, mean=mean, std=std, **more)
 
 
-def normalised(pixels: np.ndarray, mean: Stats, std: Stats) -> Tensor:
+def normalise_bytes(pixels: np.ndarray, mean: Stats, std: Stats) -> Tensor:
     """Return (bytes / 255 - mean) / std as float32 for (N, C, H, W) bytes, with one copy in memory.
 
     Example:
-        >>> normalised(np.full((1, 1, 1, 1), 255, dtype=np.uint8), (0.5,), (0.5,)).item()
+        >>> normalise_bytes(np.full((1, 1, 1, 1), 255, dtype=np.uint8), (0.5,), (0.5,)).item()
         1.0
     """
     inputs = torch.from_numpy(np.ascontiguousarray(pixels)).to(torch.float32)

@@ -59,7 +59,7 @@ def find(paths: Sequence[str], folder: Path | None = None) -> Path | None:
     if folder is not None:
         if not folder.is_dir():
             raise WrongInput("data", f"{folder} is not a folder; name one that holds {paths[0]}")
-        candidates = [candidate for path in paths for candidate in _inside(folder.resolve(), Path(path).parts)]
+        candidates = [candidate for path in paths for candidate in _list_files(folder.resolve(), Path(path).parts)]
     else:
         named = os.environ.get("SECATEUR_DATA")
         roots = [Path(named), cache()] if named else [cache()]
@@ -67,7 +67,7 @@ def find(paths: Sequence[str], folder: Path | None = None) -> Path | None:
     return next((candidate for candidate in candidates if candidate.exists()), None)
 
 
-def _inside(folder: Path, parts: tuple[str, ...]) -> list[Path]:
+def _list_files(folder: Path, parts: tuple[str, ...]) -> list[Path]:
     candidates = [folder.joinpath(*parts), folder / parts[-1]]
     candidates += [folder.joinpath(*parts[i:]) for i in range(1, len(parts)) if folder.parts[-i:] == parts[:i]]
     return [*candidates, folder] if folder.name == parts[-1] else candidates
@@ -80,17 +80,17 @@ def fetch(source: PublicFile, folder: Path | None = None, download: bool = True,
         return existing
     target = (folder or cache()) / source.path
     if not download:
-        raise _missing(source, target, "is missing and downloads are turned off")
+        raise _explain_missing(source, target, "is missing and downloads are turned off")
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
         _download(source, target)
     except (OSError, http.client.HTTPException) as error:
         reason = getattr(error, "reason", None) or error
-        raise _missing(source, target, f"is missing and could not be downloaded ({reason})") from error
+        raise _explain_missing(source, target, f"is missing and could not be downloaded ({reason})") from error
     return target
 
 
-def _missing(source: PublicFile, target: Path, problem: str) -> WrongInput:
+def _explain_missing(source: PublicFile, target: Path, problem: str) -> WrongInput:
     return WrongInput("data", f"{source.name} {problem}; get it from {source.address} and put it at {target}")
 
 

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from secateur.catalogue import methods, users_own
 from secateur.data.archives import contents, read_npz
-from secateur.data.dataset import Dataset, normalised
+from secateur.data.dataset import Dataset, normalise_bytes
 from secateur.errors import WrongInput, unknown
 
 FORMATS = ("PNG", "JPEG", "TIFF", "BMP", "GIF", "WEBP", "PPM")  # no EPS: PIL would start another program for it
@@ -172,7 +172,7 @@ def from_arrays(name: str, inputs: Any, labels: Any, train_size: Any = None, wri
         return Dataset(name, torch.from_numpy(values.astype(np.float32, order="C")), targets, classes, size, authors)
     pixels = _channels_first(values)
     mean, std = zip(*(_statistics(pixels[:, channel]) for channel in range(pixels.shape[1])), strict=True)
-    return Dataset(name, normalised(pixels, mean, std), targets, classes, size, authors, mean, std)
+    return Dataset(name, normalise_bytes(pixels, mean, std), targets, classes, size, authors, mean, std)
 
 
 def _array(field: str, values: Any) -> np.ndarray:

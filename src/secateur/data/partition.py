@@ -21,7 +21,7 @@ FEMNIST_GROUPS = tuple(range(3, 28, 3))  # writers per client in MaPP-FL; a tent
 def iid(n: int, clients: int, rng: Generator) -> list[Tensor]:
     """Return equal shares of n shuffled rows."""
     check_whole("clients", clients)
-    return _none_empty(list(torch.randperm(n, generator=rng).tensor_split(clients)))
+    return _check_parts(list(torch.randperm(n, generator=rng).tensor_split(clients)))
 
 
 def dirichlet_labels(labels: Tensor, clients: int, alpha: float, rng: Generator) -> list[Tensor]:
@@ -33,11 +33,11 @@ def dirichlet_labels(labels: Tensor, clients: int, alpha: float, rng: Generator)
     check_number("alpha", alpha, "(0, inf)")
     numpy_rng = np.random.default_rng(int(torch.randint(2**31, (), generator=rng)))
     dealt = []
-    for rows in _by_value(labels):
+    for rows in _group_by_value(labels):
         shares = numpy_rng.dirichlet([alpha] * clients)
         cuts = np.rint(np.cumsum(shares)[:-1] * len(rows)).astype(int)
-        dealt.append(_shuffled(rows, numpy_rng).tensor_split(cuts.tolist()))
-    return _joined(dealt)
+        dealt.append(_shuffle(rows, numpy_rng).tensor_split(cuts.tolist()))
+    return _join_classes(dealt)
 
 
 def dirichlet_sizes(
@@ -54,10 +54,10 @@ def dirichlet_sizes(
     shares = np.sort(numpy_rng.dirichlet([alpha] * clients))[::-1]
     numpy_rng = numpy_rng if deal is None else np.random.default_rng(deal)
     dealt = []
-    for rows in _by_value(labels):
+    for rows in _group_by_value(labels):
         counts = _counts(shares, len(rows))
-        dealt.append(_shuffled(rows, numpy_rng).split_with_sizes(counts))
-    return sorted(_joined(dealt), key=len, reverse=True)
+        dealt.append(_shuffle(rows, numpy_rng).split_with_sizes(counts))
+    return sorted(_join_classes(dealt), key=len, reverse=True)
 
 
 def _counts(shares: np.ndarray, n: int) -> list[int]:
@@ -81,7 +81,7 @@ def _counts(shares: np.ndarray, n: int) -> list[int]:
 
 def by_writer(writers: Tensor) -> list[Tensor]:
     """Return one client per writer, in the order of the writers' numbers."""
-    return _by_value(writers)
+    return _group_by_value(writers)
 
 
 def writer_groups(writers: Tensor, sizes: Sequence[int], rng: Generator) -> list[Tensor]:
@@ -89,7 +89,7 @@ def writer_groups(writers: Tensor, sizes: Sequence[int], rng: Generator) -> list
 
     MaPP-FL divides FEMNIST so.
     """
-    rows = _by_value(writers)
+    rows = _group_by_value(writers)
     for size in sizes:
         check_whole("sizes", size)
     if sum(sizes) >= len(rows):
@@ -100,22 +100,22 @@ def writer_groups(writers: Tensor, sizes: Sequence[int], rng: Generator) -> list
     return sorted(parts, key=len, reverse=True)
 
 
-def _by_value(values: Tensor) -> list[Tensor]:
+def _group_by_value(values: Tensor) -> list[Tensor]:
     """Return the rows of each distinct value, in the order of the values."""
     _, counts = torch.unique(values, return_counts=True)
     return list(values.argsort(stable=True).split_with_sizes(counts.tolist()))
 
 
-def _shuffled(rows: Tensor, rng: np.random.Generator) -> Tensor:
+def _shuffle(rows: Tensor, rng: np.random.Generator) -> Tensor:
     return rows[torch.from_numpy(rng.permutation(len(rows)))]
 
 
-def _joined(dealt: Sequence[Sequence[Tensor]]) -> list[Tensor]:
+def _join_classes(dealt: Sequence[Sequence[Tensor]]) -> list[Tensor]:
     """Return each client's rows over all classes."""
-    return _none_empty([torch.cat(parts) for parts in zip(*dealt, strict=True)])
+    return _check_parts([torch.cat(parts) for parts in zip(*dealt, strict=True)])
 
 
-def _none_empty(parts: list[Tensor]) -> list[Tensor]:
+def _check_parts(parts: list[Tensor]) -> list[Tensor]:
     empty = [str(client) for client, rows in enumerate(parts) if len(rows) == 0]
     if empty:
         listed = ", ".join(empty[:3]) + (" and others" if len(empty) > 3 else "")
@@ -156,7 +156,7 @@ def victim_shadow(n: int, shadows: int, rng: Generator) -> Split:
     return Split(_part(victim), tuple(drawn))
 
 
-def trained_split(n: int, members: int, shadows: int, rng: Generator) -> Split:
+def split_trained(n: int, members: int, shadows: int, rng: Generator) -> Split:
     """Return the split for a victim that is already trained: the first `members` rows are its members.
 
     A tenth of the other rows is for early stopping. The remainder is halved: non-members to attack, and the attacker's

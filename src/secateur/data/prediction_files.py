@@ -139,7 +139,7 @@ def _read_csv(file: Path) -> dict[str, np.ndarray]:
     names = [name.strip() for name in rows[0]] if rows else []
     if any(len(row) != len(names) for row in rows[1:]):
         raise WrongInput("predictions", f"{file} has lines of different length; must have the columns {COLUMNS}")
-    return _from_columns(file, {name: np.array([row[i] for row in rows[1:]]) for i, name in enumerate(names)})
+    return _read_columns(file, {name: np.array([row[i] for row in rows[1:]]) for i, name in enumerate(names)})
 
 
 def _read_parquet(file: Path) -> dict[str, np.ndarray]:
@@ -151,10 +151,10 @@ def _read_parquet(file: Path) -> dict[str, np.ndarray]:
         table = pyarrow.parquet.read_table(file)
     except (OSError, pyarrow.ArrowException) as error:
         raise WrongInput("predictions", f"{file} cannot be read as parquet: {error}") from None
-    return _from_columns(file, {name: table[name].to_numpy() for name in table.column_names})
+    return _read_columns(file, {name: table[name].to_numpy() for name in table.column_names})
 
 
-def _from_columns(file: Path, columns: dict[str, Any]) -> dict[str, np.ndarray]:
+def _read_columns(file: Path, columns: dict[str, Any]) -> dict[str, np.ndarray]:
     """Return the arrays that a file's columns stand for."""
     classes = _count(columns, r"p(\d+)")
     if not classes or "label" not in columns or "membership" not in columns:

@@ -46,7 +46,7 @@ def _read(path: Path) -> tuple[np.ndarray, np.ndarray]:
         count = shapes["X"][-1]
         if shapes["X"] != (32, 32, 3, count) or math.prod(shapes["y"]) != count:
             raise ValueError(f"X has shape {shapes['X']} and y {shapes['y']}; must be (32, 32, 3, N) and (N, 1)")
-        if math.prod(shapes["X"]) > LIMITS.allowed(path):
+        if math.prod(shapes["X"]) > LIMITS.limit_of(path):
             raise ValueError("it unpacks to far more than a data set of its size would")
         arrays = loadmat(path, variable_names=["X", "y"])
         pixels, labels = arrays["X"], arrays["y"].reshape(-1)

@@ -50,20 +50,22 @@ class AlignedDualGradientPruning(Upload):
         if inside is None:
             return self.compress(grads), state
         _check(inside, grads)
-        return end_to_end(self._sent, grads, inside)[0], state
+        return end_to_end(self._select_sent, grads, inside)[0], state
 
     def compress(self, grads: Params) -> Params:
         """Return a broadcasting client's upload for any gradient; an attacker applies this to a trial's gradient."""
-        return end_to_end(lambda sizes, flat: self._sent(sizes, flat, *self._shared(sizes, flat)), grads)[0]
+        return end_to_end(lambda sizes, flat: self._select_sent(sizes, flat, *self._select_shared(sizes, flat)), grads)[
+            0
+        ]
 
     def positions(self, grads: Params) -> Mask:
         """Return I as an honest user broadcasts it."""
-        return end_to_end(self._shared, grads)[0]
+        return end_to_end(self._select_shared, grads)[0]
 
-    def _shared(self, sizes: Sizes, flat: Tensor) -> tuple[Tensor]:
+    def _select_shared(self, sizes: Sizes, flat: Tensor) -> tuple[Tensor]:
         return (top_and_between(sizes, flat, 0, 1 - 2 * self.k)[1],)
 
-    def _sent(self, sizes: Sizes, flat: Tensor, inside: Tensor) -> tuple[Tensor]:
+    def _select_sent(self, sizes: Sizes, flat: Tensor, inside: Tensor) -> tuple[Tensor]:
         """Keep the k largest entries that are inside and not among the largest k1.
 
         All other entries get the magnitude -1, which ranks below 0.

@@ -57,13 +57,13 @@ class AdversarialRegularisation:
         recipe: Recipe,
         *,
         loss: Loss = cross_entropy,
-        way: str = "auto",
+        execution: str = "auto",
         progress: Progress | None = None,
     ) -> Iterator[tuple[int, Fitted]]:
         """Fine-tune like `trainer.fit_many`; the adversarial term is added to `loss`, so PPB's gives ppb+adv."""
         if any(not task.validation.size for task in tasks):
             raise WrongInput("data", "adv needs a validation split: its reference set is drawn from it")
-        return train_many(partial(_Adversarial, self, net, recipe, loss), tasks, way, progress)
+        return train_many(partial(_Adversarial, self, net, recipe, loss), tasks, execution, progress)
 
     def surrogate(self, classes: int, rng: Generator, dtype: torch.dtype) -> Params:
         """Return the attack's initial weights, uniform within 1 / sqrt(inputs) like those of torch's layers."""
@@ -95,27 +95,27 @@ class _Adversarial(Trainer):
         super().__init__(net, recipe, loss, None, None, device)
         self.defense = defense
 
-    def stepper(self, runs: Sequence[TaskTraining], way: str) -> _Game:
-        return _Game(self, runs, way)
+    def stepper(self, runs: Sequence[TaskTraining], execution: str) -> _Game:
+        return _Game(self, runs, execution)
 
 
 class _Game:
     """The classifiers and their surrogates, with separate optimisers."""
 
-    def __init__(self, trainer: _Adversarial, runs: Sequence[TaskTraining], way: str) -> None:
+    def __init__(self, trainer: _Adversarial, runs: Sequence[TaskTraining], execution: str) -> None:
         self.trainer, self.defense, self.runs = trainer, trainer.defense, runs
         lanes = [run.lane for run in runs]
-        self.classifiers = Lanes(self._classifier_loss, lanes, trainer.recipe.make_optimiser, way)
+        self.classifiers = Lanes(self._classifier_loss, lanes, trainer.recipe.make_optimiser, execution)
         # Separate generators, so that the classifier sees the same batches and noise as without a surrogate.
         self.rngs = [torch.Generator().manual_seed(run.noise.initial_seed() + 1) for run in runs]
         states = self.classifiers.states()
-        members = [self._answered(state, run.train) for state, run in zip(states, runs, strict=True)]
-        reference = [self._answered(state, run.validation) for state, run in zip(states, runs, strict=True)]
+        members = [self._replace_inputs(state, run.train) for state, run in zip(states, runs, strict=True)]
+        reference = [self._replace_inputs(state, run.validation) for state, run in zip(states, runs, strict=True)]
         surrogates = [self._surrogate(side, rng) for side, rng in zip(members, self.rngs, strict=True)]
         self.names = list(surrogates[0])
         rate = self.defense.attack_learning_rate
         make = replace(trainer.recipe, optimiser="adam", learning_rate=rate, weight_decay=0.0).make_optimiser
-        self.attacks = Lanes(_attack_loss, [Lane(params, {}) for params in surrogates], make, way)
+        self.attacks = Lanes(_attack_loss, [Lane(params, {}) for params in surrogates], make, execution)
         self._warm_up(members, reference)
         self.losses: list[Tensor] = []
 
@@ -125,7 +125,7 @@ class _Game:
         for _ in range(self.defense.attack_steps):
             drawn = [self._draw(run.validation, rng) for run, rng in zip(self.runs, self.rngs, strict=True)]
             sides = zip(self.classifiers.states(), batches, drawn, strict=True)
-            self.losses.append(self.attacks.step([self._answered_together(s, Batch(*b[:2]), r) for s, b, r in sides]))
+            self.losses.append(self.attacks.step([self._answer_together(s, Batch(*b[:2]), r) for s, b, r in sides]))
         attacks = [tuple(attack[name] for name in self.names) for attack in self.attacks.states()]
         inputs_of_lanes = [(*batch[:2], *attack, *batch[2:]) for batch, attack in zip(batches, attacks, strict=True)]
         return self.classifiers.step(inputs_of_lanes)
@@ -158,13 +158,13 @@ class _Game:
         gain = logsigmoid(membership(attack, logits, labels)).mean()
         return self.trainer.loss(logits, labels) + self.defense.alpha * gain
 
-    def _answered(self, state: Params, batch: Batch) -> Batch:
+    def _replace_inputs(self, state: Params, batch: Batch) -> Batch:
         """Return the examples with the classifier's answers instead of the inputs, as an attacker sees them."""
         return Batch(outputs(self.trainer.judge, state, batch.inputs), batch.labels)
 
-    def _answered_together(self, state: Params, members: Batch, reference: Batch) -> tuple[Tensor, ...]:
+    def _answer_together(self, state: Params, members: Batch, reference: Batch) -> tuple[Tensor, ...]:
         """Return the answers and labels of members and reference, from one forward pass."""
-        answers = self._answered(state, Batch(*map(torch.cat, zip(members, reference, strict=True)))).inputs
+        answers = self._replace_inputs(state, Batch(*map(torch.cat, zip(members, reference, strict=True)))).inputs
         return answers[: members.size], members.labels, answers[members.size :], reference.labels
 
     def _draw(self, pool: Batch, rng: Generator) -> Batch:

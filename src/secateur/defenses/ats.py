@@ -77,11 +77,11 @@ class Transformation:
         transformed = levels
         for number, policy in enumerate(self.policies):
             chosen = (choices == number)[:, None, None, None]
-            transformed = torch.where(chosen, applied(policy, levels, signs), transformed)
+            transformed = torch.where(chosen, apply_policy(policy, levels, signs), transformed)
         return (transformed.to(inputs) / 255 - mean) / std
 
 
-def applied(policy: Policy, levels: Tensor, signs: Tensor) -> Tensor:
+def apply_policy(policy: Policy, levels: Tensor, signs: Tensor) -> Tensor:
     """Return the levels (N, C, H, W) after a policy's operations; `signs` (operations, N) are their directions."""
     for number, sign in zip(policy, signs, strict=False):
         levels = OPERATIONS[number](levels, sign)
@@ -148,17 +148,17 @@ def search(
     noise = (noise - mean.to(noise)) / std.to(noise)
     seed = draw_seed(rng)
 
-    def transformed(policy: Policy) -> Tensor:
+    def transform_batch(policy: Policy) -> Tensor:
         return Transformation((policy,), mean, std)(batch.inputs, Generator().manual_seed(seed))
 
     policies: list[Policy] = [tuple(operations) for operations in chosen.tolist()]
-    accuracies = [accuracy_score(net, untrained, transformed(policy)) for policy in policies]
+    accuracies = [accuracy_score(net, untrained, transform_batch(policy)) for policy in policies]
     least = median(accuracies) if threshold is None else threshold
     selected = []
     with progress("policies judged", candidates) as advance:
         for policy, accuracy in zip(policies, accuracies, strict=True):
             if accuracy >= least:
-                privacy = privacy_scores(net, trained, Batch(transformed(policy), batch.labels), noise)
+                privacy = privacy_scores(net, trained, Batch(transform_batch(policy), batch.labels), noise)
                 selected.append(ScoredPolicy(policy, float(privacy.mean()), accuracy))
             advance(1)
     return sorted(selected, key=lambda scored: (scored.privacy, scored.policy))

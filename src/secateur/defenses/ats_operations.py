@@ -61,12 +61,12 @@ def brightness(levels: Tensor, sign: Tensor, magnitude: float) -> Tensor:
 
 def colour(levels: Tensor, sign: Tensor, magnitude: float) -> Tensor:
     """Blend away from grey (sign 1) or towards grey (sign -1)."""
-    return _blend(_grey(levels).expand_as(levels), levels, sign, magnitude)
+    return _blend(_to_grey(levels).expand_as(levels), levels, sign, magnitude)
 
 
 def contrast(levels: Tensor, sign: Tensor, magnitude: float) -> Tensor:
     """Blend away from the picture's mean grey (sign 1) or towards it (sign -1)."""
-    mean = (_grey(levels).double().mean((1, 2, 3), True) + 0.5).long()
+    mean = (_to_grey(levels).double().mean((1, 2, 3), True) + 0.5).long()
     return _blend(mean.expand_as(levels), levels, sign, magnitude)
 
 
@@ -90,7 +90,7 @@ def translate(levels: Tensor, sign: Tensor, magnitude: float, axis: int) -> Tens
     zeros = sign.new_zeros(len(sign), 1, 1)
     x, y = (_centres(levels, along) + zeros for along in (3, 2))
     shift = (magnitude * size * sign.double())[:, None, None]
-    return _nearest(levels, *((x + shift, y) if axis == 3 else (x, y + shift)), outside=0)
+    return _sample_nearest(levels, *((x + shift, y) if axis == 3 else (x, y + shift)), outside=0)
 
 
 def rotate(levels: Tensor, sign: Tensor, magnitude: float) -> Tensor:
@@ -101,7 +101,7 @@ def rotate(levels: Tensor, sign: Tensor, magnitude: float) -> Tensor:
     x, y = _centres(levels, 3) - width / 2, _centres(levels, 2) - height / 2
     zeros = sign.new_zeros(len(sign), 1, 1)
     turned_x, turned_y = cos * x + sin * y + width / 2, -sin * x + cos * y + height / 2
-    return _nearest(levels, turned_x + zeros, turned_y + zeros, outside=128)
+    return _sample_nearest(levels, turned_x + zeros, turned_y + zeros, outside=128)
 
 
 def shear_y(levels: Tensor, sign: Tensor, magnitude: float) -> Tensor:
@@ -123,7 +123,7 @@ def _blend(away: Tensor, levels: Tensor, sign: Tensor, magnitude: float) -> Tens
     return (away.float() + factor * (levels - away).float()).clamp(0, 255).long()
 
 
-def _grey(levels: Tensor) -> Tensor:
+def _to_grey(levels: Tensor) -> Tensor:
     """Return the grey levels, (N, 1, H, W)."""
     if levels.shape[1] == 1:
         return levels
@@ -136,7 +136,7 @@ def _centres(levels: Tensor, axis: int) -> Tensor:
     return centres[None, :] if axis == 3 else centres[:, None]
 
 
-def _nearest(levels: Tensor, x: Tensor, y: Tensor, outside: int) -> Tensor:
+def _sample_nearest(levels: Tensor, x: Tensor, y: Tensor, outside: int) -> Tensor:
     """Return the levels at (N, H, W) coordinates, and `outside` beyond the picture."""
     height, width = levels.shape[2:]
     inside = (x >= 0) & (x < width) & (y >= 0) & (y < height)

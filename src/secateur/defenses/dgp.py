@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from secateur.catalogue import method
-from secateur.defenses.selection import Sizes, counts, end_to_end, kept_between, kept_rows, top_and_between
+from secateur.defenses.selection import Sizes, counts, end_to_end, keep_between, keep_rows, top_and_between
 from secateur.errors import WrongInput, check_number, check_whole
 from secateur.interfaces import Params, UploadContext
 
@@ -90,8 +90,8 @@ class DualGradientPruning:
 
     def compress(self, grads: Params) -> Params:
         """Apply Algorithm 1 to any gradient; an attacker applies it to a trial's gradient."""
-        return kept_between(grads, *self.shares)
+        return keep_between(grads, *self.shares)
 
     def compress_rows(self, rows: Tensor, sizes: Sizes, aligned: int) -> Tensor:
-        """Apply `compress` to many users at once, (users, N), laid out as for `selection.kept_rows`."""
-        return kept_rows(rows, sizes, aligned, *self.shares)
+        """Apply `compress` to many users at once, (users, N), laid out as for `selection.keep_rows`."""
+        return keep_rows(rows, sizes, aligned, *self.shares)

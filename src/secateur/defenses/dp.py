@@ -20,8 +20,8 @@ from torch.func import functional_call, grad
 
 from secateur import tree
 from secateur.catalogue import method
-from secateur.defenses.dp_common import AT_ONCE, OPACUS, Guarantee, Phase, PrivacySettings, epsilon, frozen
-from secateur.defenses.noise import normal
+from secateur.defenses.dp_common import AT_ONCE, OPACUS, Guarantee, Phase, PrivacySettings, epsilon, freeze_norms
+from secateur.defenses.noise import draw_normal
 from secateur.errors import WrongInput
 from secateur.functional import noise_asks
 from secateur.interfaces import Batch, ClientResult, CustomTurn, LossOf, Mask, Params, Upload, UploadContext
@@ -46,7 +46,7 @@ class DifferentialPrivacy(PrivacySettings, Upload):
 
     def noise(self, params: Params, rng: Generator) -> Params:
         """Return standard normal draws, for a caller that must draw before the call."""
-        return normal(params, rng)
+        return draw_normal(params, rng)
 
     def __call__(
         self, grads: Params, state: Params, context: UploadContext, noise: Params | None = None
@@ -55,11 +55,11 @@ class DifferentialPrivacy(PrivacySettings, Upload):
         if not grads:
             return {}, state
         drawn = self.noise(grads, context.rng) if noise is None else noise
-        return self.noisy(per_example(context, grads), drawn, context.batch.size), state
+        return self.add_noise(per_example(context, grads), drawn, context.batch.size), state
 
-    def noisy(self, parts: list[Params], noise: Params, size: int) -> Params:
+    def add_noise(self, parts: list[Params], noise: Params, size: int) -> Params:
         """Return (sum of clipped + sigma C * noise) / B, from the gradients of each example."""
-        total = reduce(_plus, (_clipped_sum(part, self.max_grad_norm) for part in parts))
+        total = reduce(_add, (_sum_clipped(part, self.max_grad_norm) for part in parts))
         scale = self.noise_multiplier * self.max_grad_norm
         return {name: (value + scale * noise[name]) / size for name, value in total.items()}
 
@@ -79,7 +79,7 @@ def per_example(context: UploadContext, names: Params) -> list[Params]:
     if noise_asks(context.net, 1):
         problem = "takes the gradient of every example alone, and the noise inside a network is drawn for batches"
         raise WrongInput("defense", f"dp {problem}; leave out precode")
-    net = frozen(context.net).to(context.batch.inputs.device).eval()
+    net = freeze_norms(context.net).to(context.batch.inputs.device).eval()
     params = {name: context.sent[name].detach() for name in names}
     others = {name: value.detach() for name, value in context.sent.items() if name not in names}
 
@@ -103,7 +103,7 @@ def gradients(loss: LossOf, params: Params, batch: Batch) -> list[Params]:
         return [of_many(params, *Batch(inputs, labels)) for inputs, labels in parts]
 
 
-def _clipped_sum(grads: Params, bound: float) -> Params:
+def _sum_clipped(grads: Params, bound: float) -> Params:
     """Return the sum over examples of g * min(1, C / ||g||), with the norm over all tensors."""
     squares = [value.flatten(1).square().sum(1) for value in grads.values()]
     norms = torch.stack(squares).sum(0).sqrt()  # (examples,)
@@ -111,7 +111,7 @@ def _clipped_sum(grads: Params, bound: float) -> Params:
     return {name: torch.tensordot(factors, value, 1) for name, value in grads.items()}
 
 
-def _plus(first: Params, second: Params) -> Params:
+def _add(first: Params, second: Params) -> Params:
     return {name: value + second[name] for name, value in first.items()}
 
 
@@ -153,7 +153,7 @@ class PrivateTurn:
         def private(params: Params, inputs: Tensor, labels: Tensor) -> Tensor:
             """Return 0 with the noisy gradient at `params`: the value of the loss would be one more read."""
             here = {name: value.detach() for name, value in params.items()}
-            slopes = self.private.noisy(gradients(loss, here, Batch(inputs, labels)), looks.pop(0), len(labels))
+            slopes = self.private.add_noise(gradients(loss, here, Batch(inputs, labels)), looks.pop(0), len(labels))
             return torch.stack([((value - here[name]) * slopes[name]).sum() for name, value in params.items()]).sum()
 
         inner_noise = {name: value for name, value in noise.items() if not name.startswith(LOOK)}

@@ -63,11 +63,11 @@ class Guarantee(NamedTuple):
         return f"epsilon {self.epsilon:.4g} at delta {self.delta:.3g} ({self.accountant}) for {self.covers}"
 
 
-def sampling(size: int, recipe: Recipe) -> Phase:
+def count_steps(size: int, recipe: Recipe) -> Phase:
     """Return the sampling rate of DP-SGD and its steps by a recipe: one step per batch of every epoch.
 
     Example:
-        >>> sampling(1000, Recipe(epochs=2, batch_size=128))
+        >>> count_steps(1000, Recipe(epochs=2, batch_size=128))
         Phase(sample_rate=0.128, steps=16)
     """
     batch = min(recipe.batch_size, size)
@@ -107,15 +107,15 @@ def epsilon(noise_multiplier: float, phases: Iterable[Phase], delta: float, acco
         return float(prv.get_epsilon(delta))
 
 
-def frozen(net: nn.Module) -> nn.Module:
+def freeze_norms(net: nn.Module) -> nn.Module:
     """Return a copy whose layers with running statistics are fixed affine maps, with the same names, not trained."""
     for module in net.modules():
         if isinstance(module, _BatchNorm) and not module.track_running_stats:
             raise WrongInput("model", "has BatchNorm without running statistics, which cannot be frozen")
-    return _swapped(net, lambda m: _Fixed(m) if isinstance(m, _NormBase) and m.track_running_stats else None)
+    return _swap_layers(net, lambda m: _Fixed(m) if isinstance(m, _NormBase) and m.track_running_stats else None)
 
 
-def grouped(net: nn.Module) -> nn.Module:
+def replace_batchnorm(net: nn.Module) -> nn.Module:
     """Return a copy with GroupNorm instead of BatchNorm: at most 32 groups (Wu and He 2018) of at least 4 channels.
 
     A group of one value would always be normalised to 0.
@@ -130,7 +130,7 @@ def grouped(net: nn.Module) -> nn.Module:
         return nn.GroupNorm(groups, channels, eps=module.eps, affine=module.affine)
 
     like = next((value for value in net.parameters() if value.is_floating_point()), None)
-    replaced = _swapped(net, group_norm)
+    replaced = _swap_layers(net, group_norm)
     return replaced if like is None else replaced.to(like)
 
 
@@ -162,7 +162,7 @@ class _Fixed(nn.Module):
         return y if self.bias is None else y + of_channel(self.bias)
 
 
-def _swapped(net: nn.Module, make: Callable[[nn.Module], nn.Module | None]) -> nn.Module:
+def _swap_layers(net: nn.Module, make: Callable[[nn.Module], nn.Module | None]) -> nn.Module:
     """Return a copy in which the layers that `make` returns replace the originals; None keeps a layer.
 
     A layer with two names stays one layer.

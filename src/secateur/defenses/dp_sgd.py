@@ -24,11 +24,11 @@ from secateur.defenses.dp_common import (
     OPACUS,
     Guarantee,
     PrivacySettings,
+    count_steps,
     epsilon,
-    frozen,
-    grouped,
+    freeze_norms,
+    replace_batchnorm,
     root_logger_restored,
-    sampling,
 )
 from secateur.errors import WrongInput, require
 from secateur.interfaces import Loss, Params
@@ -61,15 +61,15 @@ class DpSgd(PrivacySettings):
         recipe: Recipe,
         *,
         loss: Loss = cross_entropy,
-        way: str = "auto",
+        execution: str = "auto",
         progress: Progress | None = None,
     ) -> Iterator[tuple[int, Fitted]]:
-        """Train as `trainer.fit_many`, one task at a time in every way but ray; refuse a loss but cross-entropy."""
+        """Train as `trainer.fit_many`, one task at a time unless by ray; refuse a loss but cross-entropy."""
         if loss is not cross_entropy:
             raise WrongInput("defense", f"dp-sgd {ALONE}")
         self.check_network(net)
         require(*OPACUS)
-        return train_many(partial(_PrivateTrainer, self, net, recipe), tasks, way, progress)
+        return train_many(partial(_PrivateTrainer, self, net, recipe), tasks, execution, progress)
 
     def check_network(self, net: nn.Module) -> None:
         """Refuse a network that cannot be trained; fine-tuning freezes BatchNorm, so all are allowed."""
@@ -81,7 +81,9 @@ class DpSgd(PrivacySettings):
         every epoch before, so an epsilon of the epochs that ran would be no bound.
         """
         delta = self.delta or 1 / size
-        spent = epsilon(self.noise_multiplier, [sampling(size, recipe) for recipe in recipes], delta, self.accountant)
+        spent = epsilon(
+            self.noise_multiplier, [count_steps(size, recipe) for recipe in recipes], delta, self.accountant
+        )
         return Guarantee(spent, delta, self.accountant, self.covers)
 
     @property
@@ -105,7 +107,7 @@ class DpSgdScratch(DpSgd):
 
         `net` must be untrained: the guarantee does not cover weights that were trained on the members before.
         """
-        return grouped(net)
+        return replace_batchnorm(net)
 
     def check_network(self, net: nn.Module) -> None:
         """Refuse BatchNorm, in the original and in the pruned model."""
@@ -124,10 +126,10 @@ class _PrivateTrainer(Trainer):
     lockstep = False  # runs draw batches of different sizes
 
     def __init__(self, defense: DpSgd, net: nn.Module, recipe: Recipe, device: torch.device) -> None:
-        super().__init__(frozen(net), recipe, cross_entropy, None, None, device)
+        super().__init__(freeze_norms(net), recipe, cross_entropy, None, None, device)
         self.defense = defense
 
-    def way(self, way: str, tasks: Sequence[Task]) -> str:
+    def choose_execution(self, execution: str, tasks: Sequence[Task]) -> str:
         return "sequential"
 
     def order(self, run: TaskTraining) -> list[Tensor]:
@@ -136,13 +138,13 @@ class _PrivateTrainer(Trainer):
             from opacus.utils.uniform_sampler import UniformWithReplacementSampler
 
         size, device = run.train.size, run.train.inputs.device
-        rate, steps = sampling(size, self.recipe)
+        rate, steps = count_steps(size, self.recipe)
         sampler = UniformWithReplacementSampler(
             num_samples=size, sample_rate=rate, steps=steps // self.recipe.epochs, generator=run.rng
         )
         return [torch.tensor(rows, dtype=torch.long, device=device) for rows in sampler]
 
-    def stepper(self, runs: Sequence[TaskTraining], way: str) -> _PrivateStepper:
+    def stepper(self, runs: Sequence[TaskTraining], execution: str) -> _PrivateStepper:
         return _PrivateStepper(self, runs[0])
 
 

@@ -44,13 +44,13 @@ class ErrorFeedback:
         self, grads: Params, state: Params, context: UploadContext, **outside: Params
     ) -> tuple[Params, Params]:
         """Return the upload and the next state; `outside` goes to the inner upload: drawn `noise`, ADGP's `inside`."""
-        accumulated = self.accumulated(grads, state)
+        accumulated = self.accumulate(grads, state)
         kept = {name.removeprefix(INNER): value for name, value in state.items() if name.startswith(INNER)}
         sent, kept = self.inner(accumulated, kept, context, **outside)
         residual = {RESIDUAL + name: value - sent[name] for name, value in accumulated.items()}
         return sent, residual | {INNER + name: value for name, value in kept.items()}
 
-    def accumulated(self, grads: Params, state: Params) -> Params:
+    def accumulate(self, grads: Params, state: Params) -> Params:
         """Return P = gradient + residual, the input of the inner upload and of ADGP's positions."""
         return {name: value + state[RESIDUAL + name] for name, value in grads.items()}
 
@@ -66,7 +66,7 @@ def error_feedback() -> Callable[[Upload], ErrorFeedback]:
 
 def upload_of(defense: Defense) -> Upload | None:
     """Return the upload of a defense, inside error feedback if that is a part; None if no part rewrites uploads."""
-    upload, feedback = defense.acting_on("upload"), defense.acting_on("residual")
+    upload, feedback = defense.find_part("upload"), defense.find_part("residual")
     if upload is None and feedback is not None:
         raise WrongInput("defense", "error-feedback needs an upload to act on; use for example dgp+error-feedback")
     if upload is None:

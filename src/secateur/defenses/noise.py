@@ -28,7 +28,7 @@ class GaussianNoise(Upload):
 
     def noise(self, params: Params, rng: Generator) -> Params:
         """Return standard normal draws, for a caller that must draw before the call."""
-        return normal(params, rng)
+        return draw_normal(params, rng)
 
     def __call__(
         self, grads: Params, state: Params, context: UploadContext, noise: Params | None = None
@@ -38,17 +38,17 @@ class GaussianNoise(Upload):
         return {name: torch.add(value, drawn[name], alpha=self.sigma) for name, value in grads.items()}, state
 
 
-def normal(params: Params, rng: Generator) -> Params:
+def draw_normal(params: Params, rng: Generator) -> Params:
     """Return standard normal draws with the names, shapes and device of `params`."""
     if not params:
         return {}
-    draw = on_device(next(iter(params.values())).device, rng)
+    draw = move_generator(next(iter(params.values())).device, rng)
     return {
         name: torch.randn(value.shape, generator=draw, device=value.device, dtype=value.dtype)
         for name, value in params.items()
     }
 
 
-def on_device(device: torch.device, rng: Generator) -> Generator:
+def move_generator(device: torch.device, rng: Generator) -> Generator:
     """Return the generator if it is on the device, else a new one on the device that it seeds."""
     return rng if device.type == rng.device.type else spawn(rng, device)

@@ -8,8 +8,8 @@ import torch
 from torch import Generator, Tensor
 
 from secateur.catalogue import method
-from secateur.defenses.noise import normal
-from secateur.defenses.selection import between, largest
+from secateur.defenses.noise import draw_normal
+from secateur.defenses.selection import mask_between, mask_largest
 from secateur.errors import check_number, check_numbers
 from secateur.interfaces import Mask, Params, Upload, UploadContext
 
@@ -41,7 +41,7 @@ class Outpost(Upload):
     def noise(self, params: Params, rng: Generator) -> Params:
         """Return standard normal draws and one draw from [0, 1), for a caller that must draw before the call."""
         draw = torch.rand((), generator=rng, device=rng.device)
-        return {CHANCE: draw.to(next(iter(params.values())).device)} | normal(params, rng)
+        return {CHANCE: draw.to(next(iter(params.values())).device)} | draw_normal(params, rng)
 
     def __call__(
         self, grads: Params, state: Params, context: UploadContext, noise: Params | None = None
@@ -51,19 +51,19 @@ class Outpost(Upload):
             return {}, state
         drawn = self.noise(grads, context.rng) if noise is None else noise
         applies = drawn[CHANCE] < 1 / (1 + self.beta * context.round)
-        informative = self.informative(grads)
+        informative = self.mask_informative(grads)
         sent = {}
         for name, value in grads.items():
-            kept = torch.where(between(value, 0, self.rho), value, 0)
+            kept = torch.where(mask_between(value, 0, self.rho), value, 0)
             scale = self.strength * risk(context.sent[name])
             sent[name] = torch.where(applies, kept + scale * informative[name] * drawn[name], value)
         return sent, state
 
-    def informative(self, grads: Params) -> Mask:
+    def mask_informative(self, grads: Params) -> Mask:
         """Return a mask of the entries whose Fisher information is among the highest phi of all tensors."""
         fisher = {name: _fisher(value) for name, value in grads.items()}
         together = torch.cat([value.flatten() for value in fisher.values()])
-        highest = largest(together, round(self.phi * together.numel()))
+        highest = mask_largest(together, round(self.phi * together.numel()))
         parts = torch.split(highest, [value.numel() for value in fisher.values()])
         return {
             name: part.view_as(value).expand_as(grads[name])

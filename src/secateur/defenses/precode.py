@@ -12,7 +12,7 @@ from secateur.catalogue import method
 from secateur.errors import check_number, check_whole
 from secateur.functional import Noisy, classifier
 from secateur.interfaces import Loss, Params
-from secateur.seeding import initialised
+from secateur.seeding import initialise
 
 
 @method("defense", "precode", "dgp", acts_on="model", adaptive=("layer",))
@@ -87,7 +87,7 @@ def with_bottleneck(net: nn.Module, classes: int, rng: Generator, size: int = 25
     name, wrapped = classifier(net, classes), copy.deepcopy(net)
     last = wrapped.get_submodule(name)
     assert isinstance(last, nn.Linear)
-    bottleneck = initialised(lambda: Bottleneck(last.in_features, size), rng, 2**31)
+    bottleneck = initialise(lambda: Bottleneck(last.in_features, size), rng, 2**31)
     both = nn.Sequential(bottleneck.to(last.weight.device, last.weight.dtype), last).train(last.training)
     if not name:
         return both
@@ -122,7 +122,7 @@ def with_divergence(net: nn.Module, loss: Loss, beta: float) -> tuple[nn.Module,
     for bottleneck in bottlenecks:
         bottleneck.encoder.register_forward_hook(record)
 
-    def regularised(outputs: Tensor, labels: Tensor) -> Tensor:
+    def regularise(outputs: Tensor, labels: Tensor) -> Tensor:
         return loss(outputs, labels) + beta * divergence(last.pop())
 
-    return copied, regularised
+    return copied, regularise

@@ -27,12 +27,12 @@ from torch.func import grad, grad_and_value
 from torch.nn.functional import logsigmoid
 
 from secateur.catalogue import method
-from secateur.defenses.withholding import SAVED, WITHHELD, divided, nothing_saved, reloaded, whole_mask
+from secateur.defenses.withholding import SAVED, WITHHELD, divide, empty_state, reload, whole_mask
 from secateur.errors import WrongInput, check_number, check_numbers, unknown
 from secateur.gpu.adam import BETA_1, BETA_2, EPSILON
 from secateur.gpu.triton_loader import load_kernels
 from secateur.interfaces import Batch, ClientResult, LossOf, Mask, Params
-from secateur.pruning.masks import one_of
+from secateur.pruning.masks import check_name
 
 MUCH = 0.5  # highest average alpha at rest without a warning
 CONV_2 = 6_601_504  # weights of the paper's network on FEMNIST
@@ -82,8 +82,8 @@ class PriPrune:
     learns: Learns = "turn"
 
     def __post_init__(self) -> None:
-        one_of("normalise", self.normalise, get_args(Normalise))
-        one_of("learns", self.learns, get_args(Learns))
+        check_name("normalise", self.normalise, get_args(Normalise))
+        check_name("learns", self.learns, get_args(Learns))
         check_number("alpha", self.alpha, "(0, 1)")
         check_numbers(self, "[0, inf)", "accuracy", "privacy", "sharing", "step")
         check_numbers(self, "(0, inf)", "coolest", "temperature")
@@ -93,7 +93,7 @@ class PriPrune:
 
     def init(self, params: Params) -> Params:
         """Return a client's state before its first round."""
-        state, names = nothing_saved(params), [name for name, value in params.items() if value.ndim > 1]
+        state, names = empty_state(params), [name for name, value in params.items() if value.ndim > 1]
         first = next(iter(params.values()))
         start = math.log(self.alpha / (1 - self.alpha))
         state |= {LOGITS + name: torch.full_like(params[name], start) for name in names}
@@ -131,7 +131,7 @@ class PriPrune:
     ) -> ClientResult:
         """Run Algorithm 3 on batches (steps, B, ...); the function is pure and runs unchanged under vmap."""
         keep, passes = whole_mask(received, mask), passes_for(received, state)
-        weights = passes.reloaded(received, state, keep)
+        weights = passes.reload(received, state, keep)
         temperature = (self.temperature * self.cooling ** state[TURNS]).clamp_min(self.coolest)
         summed: Params = {}
         losses, stepwise, final = [], self.learns == "step", len(batches.labels) - 1
@@ -143,9 +143,9 @@ class PriPrune:
             chance = {name: noise[name][number if stepwise else 0] for name in keep}
             lesson = Lesson(loss, weights, last if stepwise else summed, keep, examples, chance, temperature)
             if number < final:
-                state = state | passes.learnt(self, state, lesson) if stepwise else state
-                weights = passes.descended(weights, last, keep, learning_rate)
-        values, withheld, updated = passes.ended(self, state, lesson, last, learning_rate)
+                state = state | passes.learn(self, state, lesson) if stepwise else state
+                weights = passes.descend(weights, last, keep, learning_rate)
+        values, withheld, updated = passes.end(self, state, lesson, last, learning_rate)
         state = state | updated | {TURNS: state[TURNS] + 1}
         return ClientResult(values, withheld, state, summed, last, torch.stack(losses).mean(0))
 
@@ -165,7 +165,7 @@ class PriPrune:
 
         L_pri weighs alpha by `gradient`; the gradient of base-pruned weights counts as 0.
         """
-        draws = {name: withholding(a, noise[name], temperature, hard) for name, a in logits.items()}
+        draws = {name: sample_withheld(a, noise[name], temperature, hard) for name, a in logits.items()}
         shared = {name: weights[name] * (1 - draw) for name, draw in draws.items()}
         importance = self.importance({name: torch.where(keep[name], gradient[name], 0) for name in keep})
         privacy = torch.stack([-(importance[name] * logsigmoid(a)).sum() for name, a in logits.items()]).sum()
@@ -183,10 +183,10 @@ class PriPrune:
         """Return the multiplier of |g| in `importance`, from each layer's sum of |g| and its number of weights."""
         total, overall = sum(numbers.values()), torch.stack(list(sums.values())).sum()
         if self.normalise == "global":
-            return {name: 1 / _not_zero(overall) for name in sums}
-        return {name: numbers[name] / total / _not_zero(value) for name, value in sums.items()}
+            return {name: 1 / _avoid_zero(overall) for name in sums}
+        return {name: numbers[name] / total / _avoid_zero(value) for name, value in sums.items()}
 
-    def stepped(self, state: Params, slopes: Params) -> Params:
+    def step_adam(self, state: Params, slopes: Params) -> Params:
         """Return the state after one step of Adam on a."""
         steps = state[STEPS] + 1
         updated = {STEPS: steps}
@@ -199,7 +199,7 @@ class PriPrune:
         return updated
 
 
-def withholding(logits: Tensor, noise: Tensor, temperature: Tensor, hard: bool = True) -> Tensor:
+def sample_withheld(logits: Tensor, noise: Tensor, temperature: Tensor, hard: bool = True) -> Tensor:
     """Return v(0) of Eq. 18 with pi = [alpha, 1 - alpha]: 1 means withheld; the gradient is the soft sample's.
 
     The softmax over the two values (log pi + G) / tau is the sigmoid of (a + G(0) - G(1)) / tau.
@@ -222,7 +222,7 @@ def preset(data: str, base: str, **fields: float) -> PriPrune:
     return PriPrune(accuracy, privacy, sharing, **fields)  # type: ignore[arg-type]
 
 
-def _not_zero(total: Tensor) -> Tensor:
+def _avoid_zero(total: Tensor) -> Tensor:
     return total.clamp_min(torch.finfo(total.dtype).tiny)
 
 
@@ -242,31 +242,31 @@ class Lesson(NamedTuple):
 class Plain:
     """Passes of a turn over all weights by torch operations: on any device, in any precision."""
 
-    def reloaded(self, received: Params, state: Params, keep: Mask) -> Params:
+    def reload(self, received: Params, state: Params, keep: Mask) -> Params:
         """Return the weights at the start of the turn."""
-        return reloaded(received, state, keep)
+        return reload(received, state, keep)
 
-    def learnt(self, rule: PriPrune, state: Params, lesson: Lesson) -> Params:
+    def learn(self, rule: PriPrune, state: Params, lesson: Lesson) -> Params:
         """Return the state's changes by one step of alpha down `objective`."""
         slopes = grad(rule.objective)({name: state[LOGITS + name] for name in lesson.keep}, *lesson)
-        return rule.stepped(state, slopes)
+        return rule.step_adam(state, slopes)
 
-    def descended(self, weights: Params, grads: Params, keep: Mask, rate: float) -> Params:
+    def descend(self, weights: Params, grads: Params, keep: Mask, rate: float) -> Params:
         """Return the weights after one step of SGD; base-pruned weights stay 0."""
         steps = {name: torch.where(keep[name], value, 0) if name in keep else value for name, value in grads.items()}
         return {name: torch.sub(value, steps[name], alpha=rate) for name, value in weights.items()}
 
-    def ended(
+    def end(
         self, rule: PriPrune, state: Params, lesson: Lesson, last: Params, rate: float
     ) -> tuple[Params, Mask, Params]:
         """Run a turn's last step, of alpha, then of the weights.
 
         Return the values to send, the mask of withheld weights, and the state's changes.
         """
-        keep, changes = lesson.keep, self.learnt(rule, state, lesson)
-        weights = self.descended(lesson.weights, last, keep, rate)
+        keep, changes = lesson.keep, self.learn(rule, state, lesson)
+        weights = self.descend(lesson.weights, last, keep, rate)
         withheld = {name: (changes[LOGITS + name] > 0) & where for name, where in keep.items()}  # alpha > 1 - alpha
-        values, kept = divided(weights, withheld, keeps=True)
+        values, kept = divide(weights, withheld, keeps=True)
         return values, withheld, changes | kept
 
 
@@ -279,19 +279,19 @@ class Fused(Plain):
     def __init__(self, operators: Any) -> None:
         self.operators = operators
 
-    def reloaded(self, received: Params, state: Params, keep: Mask) -> Params:
+    def reload(self, received: Params, state: Params, keep: Mask) -> Params:
         """Return the weights at the start of the turn, in one pass."""
         names = {name: (state[SAVED + name], state[WITHHELD + name], where) for name, where in keep.items()}
         return received | {name: self._call("reload", received[name], *arguments) for name, arguments in names.items()}
 
-    def learnt(self, rule: PriPrune, state: Params, lesson: Lesson) -> Params:
+    def learn(self, rule: PriPrune, state: Params, lesson: Lesson) -> Params:
         """Return the state's changes, in three passes besides the network of L_acc."""
         changes = {STEPS: state[STEPS] + 1}
         for name, arguments in self._arguments(rule, state, lesson).items():
-            changes |= _named(name, *self._call("learn", *arguments, rule.sharing))
+            changes |= _name_parts(name, *self._call("learn", *arguments, rule.sharing))
         return changes
 
-    def descended(self, weights: Params, grads: Params, keep: Mask, rate: float) -> Params:
+    def descend(self, weights: Params, grads: Params, keep: Mask, rate: float) -> Params:
         """Return the weights after one step of SGD, in one pass."""
         return {
             name: self._call("descend", value, grads[name], keep[name], rate)
@@ -300,16 +300,16 @@ class Fused(Plain):
             for name, value in weights.items()
         }
 
-    def ended(
+    def end(
         self, rule: PriPrune, state: Params, lesson: Lesson, last: Params, rate: float
     ) -> tuple[Params, Mask, Params]:
         """Run the last step in three passes, besides the network of L_acc."""
         changes, withheld = {STEPS: state[STEPS] + 1}, {}
-        values = self.descended({n: v for n, v in lesson.weights.items() if n not in lesson.keep}, last, {}, rate)
+        values = self.descend({n: v for n, v in lesson.weights.items() if n not in lesson.keep}, last, {}, rate)
         for name, arguments in self._arguments(rule, state, lesson).items():
             results = self._call("end", *arguments, last[name], rule.sharing, rate)
             *learnt, values[name], withheld[name], to_save = results
-            changes |= _named(name, *learnt) | {WITHHELD + name: withheld[name], SAVED + name: to_save}
+            changes |= _name_parts(name, *learnt) | {WITHHELD + name: withheld[name], SAVED + name: to_save}
         return {name: values[name] for name in lesson.weights}, withheld, changes
 
     def _arguments(self, rule: PriPrune, state: Params, lesson: Lesson) -> dict[str, tuple[Tensor, ...]]:
@@ -350,5 +350,5 @@ def _probe(fused: ModuleType) -> None:
     fused.reload(zero, zero, zero.bool(), zero.bool())
 
 
-def _named(name: str, *parts: Tensor) -> Params:
+def _name_parts(name: str, *parts: Tensor) -> Params:
     return {part + name: value for part, value in zip((LOGITS, FIRST, SECOND), parts, strict=True)}

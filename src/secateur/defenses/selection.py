@@ -15,7 +15,7 @@ from torch._C._functorch import is_functorch_wrapped_tensor
 from torch.func import vmap
 
 from secateur.errors import WrongInput
-from secateur.gpu.packing import apart, have_slopes, joined, layout
+from secateur.gpu.packing import have_slopes, layout, pack, unpack
 from secateur.gpu.triton_loader import load_kernels
 from secateur.interfaces import Params
 
@@ -50,9 +50,9 @@ def end_to_end(rule: Rule, *trees: Params) -> tuple[Params, ...]:
     if not trees[0]:  # an update of no tensors: there is nothing to call the rule with
         return tuple({} for _ in trees)
     values = [[tree[name] for name in trees[0]] for tree in trees]
-    if _by_kernel(*values[0]):
+    if _has_kernel(*values[0]):
         packing = layout(values[0])
-        rows = [apart(row, packing) for row in rule(packing.sizes, *(joined(tensors, packing) for tensors in values))]
+        rows = [unpack(row, packing) for row in rule(packing.sizes, *(pack(tensors, packing) for tensors in values))]
     else:
         flats = zip(*([value.flatten() for value in tensors] for tensors in values), strict=True)
         results = zip(*(rule((parts[0].numel(),), *parts) for parts in flats), strict=True)
@@ -60,41 +60,43 @@ def end_to_end(rule: Rule, *trees: Params) -> tuple[Params, ...]:
     return tuple(dict(zip(trees[0], row, strict=True)) for row in rows)
 
 
-def kept_between(grads: Params, top: float, bottom: float) -> Params:
+def keep_between(grads: Params, top: float, bottom: float) -> Params:
     """Zero shares of the largest and of the smallest entries of every tensor, by magnitude."""
 
     def rule(sizes: Sizes, flat: Tensor) -> tuple[Tensor]:
         return (torch.where(top_and_between(sizes, flat, top, bottom)[1], flat, 0),)
 
     values = list(grads.values())
-    if not _by_kernel(*values) or have_slopes(values):
+    if not _has_kernel(*values) or have_slopes(values):
         return end_to_end(rule, grads)[0]
-    from secateur.gpu.select import VECTOR, kept
+    from secateur.gpu.select import VECTOR, keep_segments
 
     packing = layout(values, VECTOR)
-    row = kept(joined(values, packing)[None], packing.sizes, ranks_of(packing.sizes, top, bottom), VECTOR)[0]
-    return dict(zip(grads, apart(row, packing), strict=True))
+    row = keep_segments(pack(values, packing)[None], packing.sizes, ranks_of(packing.sizes, top, bottom), VECTOR)[0]
+    return dict(zip(grads, unpack(row, packing), strict=True))
 
 
-def kept_rows(rows: Tensor, sizes: Sizes, aligned: int, top: float, bottom: float) -> Tensor:
-    """Apply `kept_between` to the rows of (users, N).
+def keep_rows(rows: Tensor, sizes: Sizes, aligned: int, top: float, bottom: float) -> Tensor:
+    """Apply `keep_between` to the rows of (users, N).
 
     Each tensor begins at a multiple of `aligned` entries, and N is such a multiple; the gaps become 0.
     """
-    if _by_kernel(rows):
-        from secateur.gpu.select import kept
+    if _has_kernel(rows):
+        from secateur.gpu.select import keep_segments
 
-        return kept(rows, sizes, ranks_of(sizes, top, bottom), aligned)
+        return keep_segments(rows, sizes, ranks_of(sizes, top, bottom), aligned)
 
-    def kept_of_row(row: Tensor) -> Tensor:
+    def keep_row(row: Tensor) -> Tensor:
         parts = zip(torch.split_with_sizes(row, [size + -size % aligned for size in sizes]), sizes, strict=True)
-        kept = ((torch.where(between(part[:size], top, bottom), part[:size], 0), part[size:]) for part, size in parts)
+        kept = (
+            (torch.where(mask_between(part[:size], top, bottom), part[:size], 0), part[size:]) for part, size in parts
+        )
         return torch.cat([piece for part, gap in kept for piece in (part, torch.zeros_like(gap))])
 
-    return vmap(kept_of_row)(rows)
+    return vmap(keep_row)(rows)
 
 
-def between(values: Tensor, top: float, bottom: float) -> Tensor:
+def mask_between(values: Tensor, top: float, bottom: float) -> Tensor:
     """Return a mask of the entries that stay when shares of the largest and smallest magnitudes are dropped."""
     return top_and_between((values.numel(),), values.flatten(), top, bottom)[1].view_as(values)
 
@@ -107,7 +109,7 @@ def top_and_between(sizes: Sizes, flat: Tensor, top: float, bottom: float) -> tu
         [False, False, True, False, True]
     """
     values, ranks = flat.detach(), ranks_of(sizes, top, bottom)
-    return _banded(sizes, values, ranks, True) if _by_kernel(values) else slices(sizes, values.abs(), ranks)
+    return _mask_bands(sizes, values, ranks, True) if _has_kernel(values) else slices(sizes, values.abs(), ranks)
 
 
 @cache  # called in every step, where it would take longer than the launches
@@ -126,39 +128,41 @@ def slices(sizes: Sizes, magnitudes: Tensor, ranks: tuple[tuple[int, ...], ...])
         >>> [part.int().tolist() for part in slices((5,), torch.tensor([5.0, 1.0, 3.0, 3.0, 4.0]), ((1, 3),))]
         [[1, 0, 0, 0, 0], [0, 0, 1, 0, 1]]
     """
-    if _by_kernel(magnitudes):
-        return _banded(sizes, magnitudes, ranks, False)
+    if _has_kernel(magnitudes):
+        return _mask_bands(sizes, magnitudes, ranks, False)
     parts = zip(torch.split_with_sizes(magnitudes, sizes), ranks, strict=True)
-    masks_by_rank = zip(*([_largest(part, number) for number in numbers] for part, numbers in parts), strict=True)
+    masks_by_rank = zip(*([_mask_largest(part, number) for number in numbers] for part, numbers in parts), strict=True)
     down = [torch.cat(masks) if len(masks) > 1 else masks[0] for masks in masks_by_rank]
     return (down[0], *(lower & ~upper for upper, lower in pairwise(down)))
 
 
-def largest(magnitudes: Tensor, number: int | Tensor) -> Tensor:
+def mask_largest(magnitudes: Tensor, number: int | Tensor) -> Tensor:
     """Return an (n,) mask of the `number` largest entries; of equal ones the earlier counts as larger.
 
     A `number` that is a tensor is never read back to the host.
     """
-    if _by_kernel(magnitudes):
+    if _has_kernel(magnitudes):
         from secateur.gpu.select import bands
 
         ranks = number.view(1, 1, 1) if isinstance(number, Tensor) else ((number,),)
         return bands(magnitudes[None], (len(magnitudes),), ranks)[0] == 0
     if isinstance(number, Tensor):
-        order = _without_nan(magnitudes).sort(descending=True, stable=True).indices
+        order = _replace_nan(magnitudes).sort(descending=True, stable=True).indices
         inside = torch.arange(len(magnitudes), device=magnitudes.device) < number
         return torch.zeros_like(magnitudes, dtype=torch.bool).scatter(0, order, inside)
-    return _largest(magnitudes, number)
+    return _mask_largest(magnitudes, number)
 
 
-def _banded(sizes: Sizes, values: Tensor, ranks: tuple[tuple[int, ...], ...], magnitudes: bool) -> tuple[Tensor, ...]:
+def _mask_bands(
+    sizes: Sizes, values: Tensor, ranks: tuple[tuple[int, ...], ...], magnitudes: bool
+) -> tuple[Tensor, ...]:
     from secateur.gpu.select import bands
 
     band = bands(values[None], sizes, ranks, magnitudes)[0]
     return tuple(band == number for number in range(len(ranks[0])))
 
 
-def _by_kernel(*values: Tensor) -> bool:
+def _has_kernel(*values: Tensor) -> bool:
     """Return True if the tensors are float32 on one GPU and the kernel is available."""
     if not values or not values[0].is_cuda or {value.dtype for value in values} != {torch.float32}:
         return False
@@ -171,20 +175,20 @@ def _probe(ranking: ModuleType) -> None:
     ranking.bands(torch.zeros(1, 1, device="cuda"), (1,), ((1,),))
 
 
-def _largest(magnitudes: Tensor, number: int) -> Tensor:
+def _mask_largest(magnitudes: Tensor, number: int) -> Tensor:
     """Return an (n,) mask of the `number` largest entries; of equal ones the earlier counts as larger."""
     if number <= 0:
         return torch.zeros_like(magnitudes, dtype=torch.bool)
-    if _without_asking(magnitudes):
-        magnitudes = _without_nan(magnitudes)
-    return _down_to(magnitudes, _value_of_rank(magnitudes, number), number)
+    if _must_not_read(magnitudes):
+        magnitudes = _replace_nan(magnitudes)
+    return _mask_down_to(magnitudes, _value_of_rank(magnitudes, number), number)
 
 
-def _without_nan(values: Tensor) -> Tensor:
+def _replace_nan(values: Tensor) -> Tensor:
     return torch.where(values.isnan(), torch.inf, values)
 
 
-def _without_asking(magnitudes: Tensor) -> bool:
+def _must_not_read(magnitudes: Tensor) -> bool:
     """Return True if no value may be read: a read stalls a GPU, and under vmap there is no single value."""
     return magnitudes.is_cuda or is_functorch_wrapped_tensor(magnitudes)
 
@@ -194,16 +198,16 @@ def _value_of_rank(magnitudes: Tensor, number: int) -> Tensor:
 
     On a CPU kthvalue is twice as fast as topk; on a GPU it runs on one block.
     """
-    if _without_asking(magnitudes):
+    if _must_not_read(magnitudes):
         return torch.topk(magnitudes, number, sorted=False).values.amin()
     if magnitudes.numel() >= LARGE and magnitudes.dtype in (torch.float32, torch.float64):
-        value = _bracketed(magnitudes, number)
+        value = _bracket(magnitudes, number)
         if value is not None:
             return value
     return torch.kthvalue(magnitudes, magnitudes.numel() - number + 1).values
 
 
-def _bracketed(magnitudes: Tensor, number: int) -> Tensor | None:
+def _bracket(magnitudes: Tensor, number: int) -> Tensor | None:
     """Return the number-th largest value from the bracket that a sample predicts; None if the bracket misses it.
 
     The work is in numpy, which selects entries by a mask ten times as fast as torch.
@@ -222,16 +226,16 @@ def _bracketed(magnitudes: Tensor, number: int) -> Tensor | None:
     return torch.as_tensor(np.partition(near, len(near) - left)[len(near) - left])
 
 
-def _down_to(magnitudes: Tensor, bound: Tensor, number: int) -> Tensor:
+def _mask_down_to(magnitudes: Tensor, bound: Tensor, number: int) -> Tensor:
     """Return the entries above the bound, and the first of those equal to it that make up the number."""
-    if not _without_asking(magnitudes):
+    if not _must_not_read(magnitudes):
         below = magnitudes < bound
         if len(below) - np.count_nonzero(below.numpy()) == number:  # almost always there are no ties at the bound
             return below.logical_not_()
-        magnitudes, bound = _without_nan(magnitudes), _without_nan(bound)
+        magnitudes, bound = _replace_nan(magnitudes), _replace_nan(bound)
     above, equal = magnitudes > bound, magnitudes == bound
     missing = number - above.sum()
-    if _without_asking(magnitudes):
+    if _must_not_read(magnitudes):
         return above | (equal & (equal.cumsum(0) <= missing))
     above[equal.nonzero()[: int(missing), 0]] = True
     return above

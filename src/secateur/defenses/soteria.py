@@ -14,11 +14,11 @@ from torch.func import functional_call, vjp, vmap
 from torch.nn.functional import one_hot
 
 from secateur.catalogue import method
-from secateur.defenses.selection import counts, largest
+from secateur.defenses.selection import counts, mask_largest
 from secateur.errors import WrongInput, check_number, unknown
-from secateur.functional import evaluated
+from secateur.functional import make_static
 from secateur.gpu.graphs import fast
-from secateur.gpu.memory import halving, ran_out
+from secateur.gpu.memory import halve_on_shortage, ran_out
 from secateur.gpu.precision import tf32
 from secateur.interfaces import Params, Upload, UploadContext
 
@@ -47,16 +47,16 @@ class Soteria(Upload):
 
     def __call__(self, grads: Params, state: Params, context: UploadContext) -> tuple[Params, Params]:
         """Return the gradient with the lowest-scored columns zeroed."""
-        layer = defended_layer(context.net, self.layer)
+        layer = find_layer(context.net, self.layer)
         name = f"{layer}.weight" if layer else "weight"
         if name not in grads:
             raise WrongInput("layer", f"{name} is frozen, so nothing of it is sent; use the name of a trained layer")
         column_scores = scores(context, layer)
         _, kept = counts(column_scores.numel(), 0, self.rate)
-        return grads | {name: torch.where(largest(column_scores, kept), grads[name], 0)}, state
+        return grads | {name: torch.where(mask_largest(column_scores, kept), grads[name], 0)}, state
 
 
-def defended_layer(net: nn.Module, asked: str | None) -> str:
+def find_layer(net: nn.Module, asked: str | None) -> str:
     """Return the name of the requested fully connected layer, or of the last one."""
     names = [name for name, module in net.named_modules() if isinstance(module, nn.Linear)]
     if not names:
@@ -74,11 +74,11 @@ def scores(context: UploadContext, layer: str) -> Tensor:
     call, inputs = partial(features, context, layer), context.batch.inputs.detach()
     with fast():
         try:
-            return summed(by_vmap, call, inputs, layer)
+            return sum_scores(by_vmap, call, inputs, layer)
         except RuntimeError as error:
             if ran_out(error):
                 raise
-        return summed(one_by_one, call, inputs, layer)
+        return sum_scores(one_by_one, call, inputs, layer)
 
 
 def features(context: UploadContext, layer: str, inputs: Tensor) -> Tensor:
@@ -88,7 +88,7 @@ def features(context: UploadContext, layer: str, inputs: Tensor) -> Tensor:
     """
     seen: list[Tensor] = []
     shared = {id(tensor): tensor for tensor in chain(context.net.parameters(), context.net.buffers())}
-    net = evaluated(copy.deepcopy(context.net, dict(shared)), context.batchnorm)  # the copy shares the tensors
+    net = make_static(copy.deepcopy(context.net, dict(shared)), context.batchnorm)  # the copy shares the tensors
     net.get_submodule(layer).register_forward_pre_hook(lambda _, args: seen.append(args[0].clone()))
     named = chain(net.named_parameters(), net.named_buffers())
     tensors = {name: context.sent.get(name, tensor).detach() for name, tensor in named}
@@ -111,7 +111,7 @@ def one_by_one(call: Callable[[Tensor], Tensor], inputs: Tensor) -> tuple[Tensor
     return values.detach(), lambda gradients: torch.stack([grad(gradient)[0] for gradient in gradients])
 
 
-def summed(
+def sum_scores(
     differentiate: Callable[..., tuple[Tensor, Back]], call: Callable[[Tensor], Tensor], inputs: Tensor, layer: str
 ) -> Tensor:
     """Return the scores (F,), with the features and their gradients by one of the two functions above."""
@@ -130,6 +130,8 @@ def summed(
 
     indices = torch.arange(values.shape[1], device=values.device)
     chunk = max(1, AT_ONCE[inputs.device.type] // inputs.shape[0])
-    sizes = torch.cat([part for chosen in torch.split(indices, chunk) for part in halving(norms, chosen)])  # (F, B)
+    sizes = torch.cat(
+        [part for chosen in torch.split(indices, chunk) for part in halve_on_shortage(norms, chosen)]
+    )  # (F, B)
     total: Tensor = (sizes.T / (values.abs() + LEAST)).sum(0)
     return total.detach()

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from secateur.catalogue import method
-from secateur.defenses.selection import Sizes, kept_between, kept_rows
+from secateur.defenses.selection import Sizes, keep_between, keep_rows
 from secateur.errors import check_number
 from secateur.interfaces import Params, Upload, UploadContext
 
@@ -31,8 +31,8 @@ class TopK(Upload):
 
     def compress(self, grads: Params) -> Params:
         """Keep the largest entries of any gradient; an attacker applies this to a trial's gradient."""
-        return kept_between(grads, 0, 1 - self.keep)
+        return keep_between(grads, 0, 1 - self.keep)
 
     def compress_rows(self, rows: Tensor, sizes: Sizes, aligned: int) -> Tensor:
-        """Apply `compress` to many users at once, (users, N), laid out as for `selection.kept_rows`."""
-        return kept_rows(rows, sizes, aligned, 0, 1 - self.keep)
+        """Apply `compress` to many users at once, (users, N), laid out as for `selection.keep_rows`."""
+        return keep_rows(rows, sizes, aligned, 0, 1 - self.keep)

@@ -54,26 +54,26 @@ def makes_anew(upload: Upload) -> bool:
     return bool(getattr(inner_of(upload), "anew", False))
 
 
-def aligned(upload: Upload) -> AlignedDualGradientPruning | None:
+def find_aligned(upload: Upload) -> AlignedDualGradientPruning | None:
     """Return the upload's ADGP, or None."""
     inner = inner_of(upload)
     return inner if isinstance(inner, AlignedDualGradientPruning) else None
 
 
-def drawn(upload: Upload, params: Params, rng: Generator) -> Params:
+def draw_noise(upload: Upload, params: Params, rng: Generator) -> Params:
     """Return the noise of one call; empty if an upload has none or draws it itself."""
     draw = getattr(inner_of(upload), "noise", None)
     return {} if draw is None else draw(params, rng)
 
 
-def accumulated(upload: Upload, grads: Params, state: Params) -> Params:
+def accumulate(upload: Upload, grads: Params, state: Params) -> Params:
     """Return X, the input of the compression: gradient + residual with error feedback, else the gradient."""
-    return upload.accumulated(grads, state) if isinstance(upload, ErrorFeedback) else grads
+    return upload.accumulate(grads, state) if isinstance(upload, ErrorFeedback) else grads
 
 
 def protection_of(defense: Defense) -> dict[str, Any]:
     """Return a defense as fields of FederationSpec; refuse parts that do not act on a client's upload."""
-    client = defense.acting_on("client")
+    client = defense.find_part("client")
     for part in defense.parts:
         target = part.method.info["acts_on"]
         if part.name != "none" and target not in ("client", "upload", "residual"):
@@ -92,5 +92,5 @@ def protection_of(defense: Defense) -> dict[str, Any]:
 
 def check_alone(upload: Upload | None) -> None:
     """Raise WrongInput for adgp, whose clients know each other's positions; those of a federation do not."""
-    if upload is not None and aligned(upload) is not None:
+    if upload is not None and find_aligned(upload) is not None:
         raise WrongInput("defense", "adgp lets one client choose the positions of all clients; use dgp")

@@ -16,11 +16,11 @@ from torch import Generator, Tensor
 
 from secateur import tree
 from secateur.catalogue import method
-from secateur.defenses.selection import largest
+from secateur.defenses.selection import mask_largest
 from secateur.errors import check_number
-from secateur.gpu.client_ops import both, magnitudes, mixed, parted
+from secateur.gpu.client_ops import intersect, magnitudes, mix, split_where
 from secateur.interfaces import Mask, Params
-from secateur.pruning.masks import Scope, one_of
+from secateur.pruning.masks import Scope, check_name
 
 Of = Literal["all", "kept"]
 WITHHELD, SAVED = "withheld.", "saved."  # prefixes of the names in a client's state
@@ -49,8 +49,8 @@ class Withholding:
 
     def __post_init__(self) -> None:
         check_number("rate", self.rate, "[0, 1)")
-        one_of("of", self.of, get_args(Of))
-        one_of("scope", self.scope, get_args(Scope))
+        check_name("of", self.of, get_args(Of))
+        check_name("scope", self.scope, get_args(Scope))
 
     def noise(self, weights: Params, rng: Generator) -> Params:
         """Return the random numbers of `withheld`, on the generator's device; empty if the rule draws nothing."""
@@ -74,7 +74,7 @@ class Withholding:
             steepness, chance = (magnitudes(values, kept) if values else torch.empty(0) for values in inputs)
             keep, sizes = torch.cat([where.flatten() for where in kept]) if kept else None, [v.numel() for v in like]
             chosen = self.choose(steepness, chance, self.number(sum(sizes), keep))
-            parts = torch.split_with_sizes(chosen if keep is None else both(chosen, keep), sizes)
+            parts = torch.split_with_sizes(chosen if keep is None else intersect(chosen, keep), sizes)
             hidden |= {name: part.view(weights[name].shape) for name, part in zip(names, parts, strict=True)}
         return hidden
 
@@ -101,7 +101,7 @@ class Largest(Withholding):
 
     def choose(self, steepness: Tensor, chance: Tensor, number: int | Tensor) -> Tensor:
         """Choose by |gradient|."""
-        return largest(steepness, number)
+        return mask_largest(steepness, number)
 
 
 @method("defense", "pseudo-largest", "priprune", acts_on="client", adaptive=("support",))
@@ -129,7 +129,7 @@ class RandomShare(Withholding):
 
     def choose(self, steepness: Tensor, chance: Tensor, number: int | Tensor) -> Tensor:
         """Choose by the draws."""
-        return largest(chance, number)
+        return mask_largest(chance, number)
 
 
 @method("defense", "pseudo-random", "priprune", acts_on="client", adaptive=("support",))
@@ -148,7 +148,7 @@ class PseudoRandomShare(RandomShare):
 class Mix(Withholding):
     """Prunes half of its rate by the largest gradients and half at random before sending (Mix; priprune Section 5.1).
 
-    Acts on: a federation's client, on top of any base pruning. `largest` is the share of the rate that goes to the
+    Acts on: a federation's client, on top of any base pruning. `mask_largest` is the share of the rate that goes to the
     largest gradients (Fig. A4 has 0, 1/3, 2/3 and 1); the others are drawn among the remaining weights.
     """
 
@@ -165,8 +165,8 @@ class Mix(Withholding):
     def choose(self, steepness: Tensor, chance: Tensor, number: int | Tensor) -> Tensor:
         """Choose by |gradient|, then by the draws."""
         first = whole_part(self.largest * number)
-        steepest = largest(steepness, first)
-        return steepest | largest(torch.where(steepest, -1, chance), number - first)
+        steepest = mask_largest(steepness, first)
+        return steepest | mask_largest(torch.where(steepest, -1, chance), number - first)
 
 
 @method("defense", "pseudo-mix", "priprune", acts_on="client", adaptive=("support",))
@@ -203,13 +203,13 @@ def whole_mask(weights: Params, mask: Mask) -> Mask:
     }
 
 
-def divided(weights: Params, withheld: Mask, keeps: bool) -> tuple[Params, Params]:
+def divide(weights: Params, withheld: Mask, keeps: bool) -> tuple[Params, Params]:
     """Return the part of the weights that is sent, and the client's state, empty unless `keeps`.
 
     The sent part is exactly 0 where withheld. The state is the mask of withheld weights, and their values. The weights
     must be 0 where the base prunes. They belong to one client, or to many stacked.
     """
-    parts = {name: parted(where, weights[name], keeps) for name, where in withheld.items()}
+    parts = {name: split_where(where, weights[name], keeps) for name, where in withheld.items()}
     shared = weights | {name: outside for name, (_, outside) in parts.items()}
     if not keeps:
         return shared, {}
@@ -217,27 +217,28 @@ def divided(weights: Params, withheld: Mask, keeps: bool) -> tuple[Params, Param
     return shared, state | {SAVED + name: inside for name, (inside, _) in parts.items()}
 
 
-def entries_sent(withheld: Mask, mask: Mask) -> Mask:
+def mask_sent(withheld: Mask, mask: Mask) -> Mask:
     """Return the mask of the entries that are sent: kept by the base pruning and not withheld."""
     return mask | {
-        name: both(where, mask[name], inverted=True) if name in mask else ~where for name, where in withheld.items()
+        name: intersect(where, mask[name], inverted=True) if name in mask else ~where
+        for name, where in withheld.items()
     }
 
 
-def nothing_saved(weights: Params) -> Params:
+def empty_state(weights: Params) -> Params:
     """Return the state before a client's first round."""
     names = [name for name, value in weights.items() if value.ndim > 1]
     flags = {WITHHELD + name: torch.zeros_like(weights[name], dtype=torch.bool) for name in names}
     return flags | {SAVED + name: torch.zeros_like(weights[name]) for name in names}
 
 
-def reloaded(received: Params, state: Params, mask: Mask) -> Params:
+def reload(received: Params, state: Params, mask: Mask) -> Params:
     """Return the weights at the start of a client's round: those received, with the last withheld ones put back.
 
     The mask that mixes the two is the last round's, so that only saved values are taken from the state. Weights that
     the base prunes by now are 0.
     """
-    return tree.masked(received | put_back(received, state), mask)
+    return tree.mask_tree(received | put_back(received, state), mask)
 
 
 def put_back(received: Params, state: Params, mask: Mask | None = None) -> Params:
@@ -246,7 +247,7 @@ def put_back(received: Params, state: Params, mask: Mask | None = None) -> Param
     With `mask` the entries that it drops are 0.
     """
     return {
-        name: mixed(state[WITHHELD + name], state[SAVED + name], value, mask.get(name) if mask else None)
+        name: mix(state[WITHHELD + name], state[SAVED + name], value, mask.get(name) if mask else None)
         for name, value in received.items()
         if WITHHELD + name in state
     }

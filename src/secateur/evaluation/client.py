@@ -37,10 +37,10 @@ from secateur.interfaces import (
     UploadContext,
     Weights,
 )
-from secateur.models.create import few, misfit, read_tensors
+from secateur.models.create import misfit, read_tensors, shorten_list
 from secateur.runs.rows import Row, join_notes
 from secateur.seeding import derive
-from secateur.tree import trained as trained_names
+from secateur.tree import trained_names
 
 GUESSES: Mapping[Adaptive, str] = {
     "support": "that an entry of zero was dropped",
@@ -68,13 +68,13 @@ class AttackedClient:
     seed: int = 0  # of the random numbers of transform and noise
     adaptive: Adaptive = "none"  # how the attacker adapts
 
-    def against(self, attack: InversionAttack) -> AttackedClient:
+    def meet_attack(self, attack: InversionAttack) -> AttackedClient:
         """Return the client as this attack meets it: an attacker who reapplies the compression knows it."""
         adaptive: Adaptive = getattr(attack, "adaptive", "none")
         compression = self.guard.compression if self.guard is not None and adaptive == "reapply" else None
         return replace(self, knowledge=replace(self.knowledge, compression=compression), adaptive=adaptive)
 
-    def seen(
+    def show_targets(
         self, attack: InversionAttack, targets: Sequence[Target], rng: Generator, first: int = 0
     ) -> tuple[Knowledge, list[list[ServerView]]]:
         """Return the attacker's knowledge and its views of every target: one round, after it tampered with the model.
@@ -82,19 +82,19 @@ class AttackedClient:
         `first` is the number of the first target among all targets; a defense derives its generator from that number.
         """
         net, sent = attack.tamper(self.net, self.state, self.knowledge, rng)
-        used = [self.used(target, number) for number, target in enumerate(targets, first)]
+        used = [self.transform_target(target, number) for number, target in enumerate(targets, first)]
         updates = [self._update(net, sent, target, number) for number, target in enumerate(used, first)]
         batches = [(number, target) for number, target in enumerate(used, first) if isinstance(target, Batch)]
         labels = torch.stack([batch.labels for _, batch in batches]) if self.tells_labels else None
         statistics = None
         if self.tells_statistics:
             how = self.knowledge.batchnorm
-            statistics = [statistics_of(net, self._held(net, sent, batch, i), batch, how) for i, batch in batches]
-        knowledge = self.against(attack).knowledge
-        known = replace(knowledge, net=self._imagined(net, attack), labels=labels, statistics=statistics)
+            statistics = [statistics_of(net, self._draw_state(net, sent, batch, i), batch, how) for i, batch in batches]
+        knowledge = self.meet_attack(attack).knowledge
+        known = replace(knowledge, net=self._imagine_network(net, attack), labels=labels, statistics=statistics)
         return known, [[ServerView(sent, update)] for update in updates]
 
-    def used(self, target: Target, number: int) -> Target:
+    def transform_target(self, target: Target, number: int) -> Target:
         """Return the examples that the update is made of: transformed where a defense does that."""
         if self.transform is None or not isinstance(target, Batch):
             return target
@@ -103,7 +103,7 @@ class AttackedClient:
     def _update(self, net: nn.Module, sent: Params, target: Target, number: int) -> Gradient | Weights:
         if not isinstance(target, Batch):
             return target
-        known, held = self.knowledge, self._held(net, sent, target, number)
+        known, held = self.knowledge, self._draw_state(net, sent, target, number)
         if self.precode is not None and self.precode.divergence:
             net, loss = with_divergence(net, known.loss, self.precode.beta)
             known = replace(known, loss=loss)
@@ -115,11 +115,11 @@ class AttackedClient:
         steps, learning_rate, batch_size = known.local_steps, known.learning_rate, known.local_batch
         return weights_update(net, held, target, known.batchnorm, steps, learning_rate, batch_size, known.loss)
 
-    def _held(self, net: nn.Module, sent: Params, batch: Batch, number: int) -> Params:
+    def _draw_state(self, net: nn.Module, sent: Params, batch: Batch, number: int) -> Params:
         """Return the state that was sent, with the noise that the client draws for noisy modules."""
         return sent | noise_of(net, batch.size, derive(self.seed, "noise", number))
 
-    def _imagined(self, net: nn.Module, attack: InversionAttack) -> nn.Module:
+    def _imagine_network(self, net: nn.Module, attack: InversionAttack) -> nn.Module:
         """Return the network as the attacker runs it: with a noise sample of its own, or with the mean."""
         if self.precode is None or getattr(attack, "adaptive", "none") != "none":
             return net
@@ -160,11 +160,11 @@ class UploadDefense:
         """Return the upload of one target; every attack on that target sees the same one."""
         rng = derive(self.seed, "upload", number)
         turning = UploadContext(knowledge.net, sent, batch, 0, rng, knowledge.loss, knowledge.batchnorm)
-        outside = self._outside(sent, number, knowledge)
+        outside = self._draw_inside(sent, number, knowledge)
         values, _ = self.upload(gradient.values, self._state(gradient.values), turning, **outside)
         return Gradient(values)
 
-    def _outside(self, sent: Params, number: int, knowledge: Knowledge) -> dict[str, Mask]:
+    def _draw_inside(self, sent: Params, number: int, knowledge: Knowledge) -> dict[str, Mask]:
         """Return I of the broadcasting user, which adgp's client receives where it does not broadcast itself.
 
         I comes from that user's plain gradient, before its first residual.
@@ -184,7 +184,7 @@ class UploadDefense:
     def compression(self) -> Callable[[Params], Params] | None:
         """The compression that an attacker can apply to a trial's gradient; None if it depends on other values."""
         compress: Callable[[Params], Params] | None = getattr(self._inner, "compress", None)
-        return compress if getattr(self._inner, "chosen", True) else None
+        return compress if getattr(self._inner, "select_clients", True) else None
 
     def _state(self, params: Params) -> Params:
         """Return the upload's state before this update: new, or with the residual of a training."""
@@ -211,14 +211,14 @@ def guard_of(
     upload = upload_of(defense)
     if upload is None:
         return None
-    start = residual if defense.acting_on("residual") else None
+    start = residual if defense.find_part("residual") else None
     values = read_tensors("residual", start)[0] if isinstance(start, Path | str) else start
     return UploadDefense(upload, values, seed, other)
 
 
-def protected(net: nn.Module, defense: Defense, classes: int, rng: Generator) -> tuple[nn.Module, Precode | None]:
+def protect(net: nn.Module, defense: Defense, classes: int, rng: Generator) -> tuple[nn.Module, Precode | None]:
     """Return the network with the module that a defense inserts, and that defense; a network that has one stays."""
-    part = defense.acting_on("model")
+    part = defense.find_part("model")
     precode: Precode | None = None if part is None else part.make()
     if precode is None or bottleneck_of(net) is not None:
         return net, precode
@@ -227,13 +227,13 @@ def protected(net: nn.Module, defense: Defense, classes: int, rng: Generator) ->
 
 def transform_of(defense: Defense, mean: Tensor, std: Tensor) -> Transform | None:
     """Return the transform that a defense applies to the client's examples; None if there is none."""
-    part = defense.acting_on("inputs")
+    part = defense.find_part("inputs")
     return None if part is None else part.make().transform(mean, std)
 
 
 def guarantee_of(defense: Defense) -> Guarantee | None:
     """Return the privacy guarantee of a defense for one update whose examples were not sampled."""
-    part = defense.acting_on("upload")
+    part = defense.find_part("upload")
     method: Any = None if part is None else part.make()
     guarantee: Guarantee | None = method.guarantee() if hasattr(method, "guarantee") else None
     return guarantee
@@ -244,7 +244,7 @@ def add_cautions(rows: Iterable[Row], defense: Defense, attacks: Sequence[Choice
 
     `trained` is True if error feedback started from the residual of a training, not from an empty one.
     """
-    empty = defense.acting_on("residual") is not None and not trained
+    empty = defense.find_part("residual") is not None and not trained
     residual = "its residual is empty, as in the first round; later ones send something else" if empty else None
     facts = [f"{defense}: {fact}" for fact in (guarantee_of(defense), residual) if fact]
     notes = [*facts, caution(defense, attacks)]
@@ -268,7 +268,7 @@ def check_attack(attack: Choice, client: AttackedClient, target: Target, rng: Ge
     if not isinstance(target, Batch) and attack.method.info.get("active"):
         needs = "changes the model before it is sent, and this update was captured before"
         raise WrongInput("attack", f"{attack.name} {needs}; choose a passive attack")
-    knowledge, views = client.seen(attacker, [target], rng)
+    knowledge, views = client.show_targets(attacker, [target], rng)
     attacker.check(knowledge, views[0][0])
 
 
@@ -295,10 +295,10 @@ def scale(mean: Sequence[float], std: Sequence[float], inputs: Tensor) -> tuple[
         mean, std = [0.0] * channels, [1.0] * channels
     if len(mean) != channels or len(std) != channels or min(std) <= 0:
         raise WrongInput("mean", f"must be one mean and one std above 0 for each of the {channels} channels")
-    return _by_channel(mean, inputs), _by_channel(std, inputs)
+    return _shape_channels(mean, inputs), _shape_channels(std, inputs)
 
 
-def _by_channel(values: Sequence[float], inputs: Tensor) -> Tensor:
+def _shape_channels(values: Sequence[float], inputs: Tensor) -> Tensor:
     """Return the values of the channels as a (C, 1, 1) tensor."""
     return torch.tensor(list(values), dtype=inputs.dtype, device=inputs.device).view(-1, 1, 1)
 
@@ -318,13 +318,13 @@ def read_update(path: Path, net: nn.Module, weights: bool) -> Gradient | Weights
     tensors = fit_update(held, net, str(path))
     if kind == "gradient" and not any(bool(value.any()) for value in tensors.values()):
         raise WrongInput("update", f"{path} is zero everywhere, so it reveals nothing; use another")
-    if stated_kind is None and kind == "gradient" and _near_the_model(tensors, net):
+    if stated_kind is None and kind == "gradient" and _is_near_model(tensors, net):
         advice = "use --local-steps and --learning-rate, or write kind=gradient into the file's metadata"
         raise WrongInput("update", f"{path} looks like weights, for it is nearly the model that was sent; {advice}")
     return KINDS[kind](tensors)
 
 
-def _near_the_model(values: Params, net: nn.Module) -> bool:
+def _is_near_model(values: Params, net: nn.Module) -> bool:
     """Return True if the update differs from the model by less than half its norm: weights do, gradients do not."""
     parameters = dict(net.named_parameters())
     gap = sum(float((value - parameters[name].detach()).double().square().sum()) for name, value in values.items())
@@ -343,5 +343,7 @@ def fit_update(values: Params, net: nn.Module, name: str) -> Params:
         raise WrongInput("update", f"{name} does not fit the model; {wrong}")
     broken = [key for key, value in values.items() if not bool(torch.isfinite(value).all())]
     if broken:
-        raise WrongInput("update", f"{name} holds NaN or infinity in {few(broken)}; every number must be finite")
+        raise WrongInput(
+            "update", f"{name} holds NaN or infinity in {shorten_list(broken)}; every number must be finite"
+        )
     return {key: values[key].to(value) for key, value in wanted.items()}

@@ -44,7 +44,7 @@ def truths(labels: Labels, number: int, pixels: Tensor, names: Sequence[int], im
     ]
 
 
-def shown(labels: Labels, numbers: Sequence[int], outcome: AttackOutcome, images: bool) -> list[Figure]:
+def draw_figures(labels: Labels, numbers: Sequence[int], outcome: AttackOutcome, images: bool) -> list[Figure]:
     """Return figures of an attack's targets: every picture with its scores, and the curve of the attack's loss."""
     figures = []
     for i, (number, reconstruction) in enumerate(zip(numbers, outcome.reconstructions, strict=True)):
@@ -52,10 +52,10 @@ def shown(labels: Labels, numbers: Sequence[int], outcome: AttackOutcome, images
         for item, pixels in enumerate(pair.guess):
             more: Figure = {"target": number, "item": item, "label": pair.labels[item]}
             more["found"] = pair.recovered is None or bool(pair.recovered[item])
-            more["scores"] = {name: plain(values[name][item]) for name in CAPTION if name in values}
+            more["scores"] = {name: to_plain(values[name][item]) for name in CAPTION if name in values}
             figures.append(picture(labels, pixels if images else None, **more))
         if reconstruction is not None and len(reconstruction.curve):
-            points = [(step, plain(loss)) for step, loss in reconstruction.curve]
+            points = [(step, to_plain(loss)) for step, loss in reconstruction.curve]
             figures.append({**labels, "kind": "loss", "target": number, "curve": points})
     return figures
 
@@ -73,7 +73,7 @@ def save(folder: Path, figures: Sequence[Figure]) -> None:
             write(folder / name, base64.b64decode(figure["png"]))
 
 
-def plain(value: float) -> float | str | None:
+def to_plain(value: float) -> float | str | None:
     """Return a value for JSON, which has neither infinity nor NaN."""
     if value != value:
         return None

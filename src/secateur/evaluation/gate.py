@@ -70,18 +70,18 @@ def decide(
         reasons.append("the policy has no limits")
     if baseline is not None:
         for name, rows in runs.items():
-            checks[name] = [*checks[name], *worse_than(rows, baseline, list(rules.limits) or ["auc"])]
+            checks[name] = [*checks[name], *compare_with_baseline(rows, baseline, list(rules.limits) or ["auc"])]
     return Gate(policy, checks, reasons)
 
 
-def worse_than(rows: Sequence[Row], baseline: Sequence[Row], measures: Sequence[str]) -> list[Check]:
+def compare_with_baseline(rows: Sequence[Row], baseline: Sequence[Row], measures: Sequence[str]) -> list[Check]:
     """Return a check for every measure: the strongest attack now, less the strongest attack on the last release.
 
     A release is worse if the interval of the difference lies above 0.
     """
     checks = []
     for measure in measures:
-        now, before = (_strongest(collect(side, [measure])) for side in (rows, baseline))
+        now, before = (_select_strongest(collect(side, [measure])) for side in (rows, baseline))
         name = f"{measure} since the last release"
         if now is None or before is None or now.estimate is None or before.estimate is None:
             side = "now" if now is None else "in the last release"
@@ -95,7 +95,7 @@ def worse_than(rows: Sequence[Row], baseline: Sequence[Row], measures: Sequence[
     return checks
 
 
-def markdown(gate: Gate) -> str:
+def render_markdown(gate: Gate) -> str:
     """Return a summary for a pull request."""
     lines = [f"### Secateur: {gate.outcome.upper()}", "", gate.sentence, ""]
     if gate.policy.set_by:
@@ -107,7 +107,7 @@ def markdown(gate: Gate) -> str:
     lines += ["| run | model | measure | measured | limit | result |", "|---|---|---|---|---|---|"]
     for name, checks in gate.checks.items():
         for item in checks:
-            cells = [name, item.subject, item.measure, _measured(item), f"{item.limit:g}", SIGNS[item.outcome]]
+            cells = [name, item.subject, item.measure, _format_measured(item), f"{item.limit:g}", SIGNS[item.outcome]]
             lines.append("| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |")
     notes = [item.sentence for checks in gate.checks.values() for item in checks if not item.passed]
     return "\n".join([*lines, "", *(f"- {note}" for note in notes)]).rstrip() + "\n"
@@ -133,12 +133,12 @@ def sarif(gate: Gate, version: str) -> str:
     return json.dumps(document, indent=2) + "\n"
 
 
-def _strongest(items: Sequence[Evidence]) -> Evidence | None:
+def _select_strongest(items: Sequence[Evidence]) -> Evidence | None:
     known = [item for item in items if item.estimate is not None and item.supported]
     return max(known, key=lambda item: item.estimate.value if item.estimate else 0.0, default=None)
 
 
-def _measured(item: Check) -> str:
+def _format_measured(item: Check) -> str:
     if item.evidence is None or item.evidence.estimate is None:
         return "not measured"
     value, low, high = item.evidence.estimate[:3]

@@ -131,7 +131,7 @@ def check(rows: Sequence[Row], policy: Policy) -> list[Check]:
     for item in collect(rows, policy.limits):
         by_subject.setdefault((item.subject, item.measure), []).append(item)
     invalid, shifted = failures(rows), failures(rows, "blind")
-    surpassed = _surpassed([item for items in by_subject.values() for item in items], policy.limits)
+    surpassed = _find_surpassed([item for items in by_subject.values() for item in items], policy.limits)
     checks = []
     for (subject, measure), items in by_subject.items():
         decided = _decide(subject, measure, items, policy, surpassed)
@@ -187,7 +187,7 @@ def uses_shadows(attack: str) -> bool:
     return entry is not None and entry.info["shadows"] in ("needed", "in-out or disjoint")
 
 
-def over_trainings(estimates: Sequence[Estimate], bounds: tuple[float, float] = SHARES) -> Estimate:
+def average_trainings(estimates: Sequence[Estimate], bounds: tuple[float, float] = SHARES) -> Estimate:
     """Return the mean over trainings with an interval over trainings and rows, inside the measure's range.
 
     It is Student's interval over the trainings, but never narrower than that of their rows alone.
@@ -231,8 +231,8 @@ def _decide(subject: str, measure: str, items: Sequence[Evidence], policy: Polic
         return Check(subject, measure, limit, Outcome.ABOVE, max(above, key=_value))
     if not exact:
         return Check(subject, measure, limit, Outcome.INCONCLUSIVE, strongest, strongest.note)
-    widest = max(supported, key=_high)
-    if policy.decide == "high" and _high(widest) > limit:
+    widest = max(supported, key=_upper_bound)
+    if policy.decide == "high" and _upper_bound(widest) > limit:
         return Check(subject, measure, limit, Outcome.INCONCLUSIVE, widest, _advice(widest, limit))
     return Check(subject, measure, limit, Outcome.WITHIN, widest if policy.decide == "high" else strongest)
 
@@ -243,7 +243,7 @@ def p_value(item: Evidence, bound: float) -> float:
     return p_above(item.estimate, bound, item.trainings - 1)
 
 
-def _surpassed(items: Sequence[Evidence], limits: Mapping[str, float]) -> set[int]:
+def _find_surpassed(items: Sequence[Evidence], limits: Mapping[str, float]) -> set[int]:
     """Return ids of the evidence that lies above its limit, at one level for all comparisons (Holm)."""
     known = [item for item in items if item.estimate is not None]
     tests = [p_value(item, limits[item.measure]) for item in known]
@@ -269,7 +269,7 @@ def _evidence(subject: str, measure: str, attack: str | None, group: _Group, row
     bounds = (-1.0, 1.0) if measure in BELOW_ZERO else (low, high)
     seeds = [average_on_same(values) for values in group.values.values()]  # one training's rows are asked again
     note = next((note for note in group.notes if note.startswith(UNSUPPORTED)), next(iter(group.notes), ""))
-    estimate = over_trainings(seeds, bounds) if seeds else None
+    estimate = average_trainings(seeds, bounds) if seeds else None
     return Evidence(subject, measure, attack, estimate, max(1, len(seeds)), rows, note)
 
 
@@ -309,5 +309,5 @@ def _value(item: Evidence) -> float:
     return -math.inf if item.estimate is None else item.estimate.value
 
 
-def _high(item: Evidence) -> float:
+def _upper_bound(item: Evidence) -> float:
     return -math.inf if item.estimate is None else item.estimate.high

@@ -86,7 +86,7 @@ def judge(
     return AttackOutcome(list(reconstructions), matches, scores, seconds)
 
 
-def joined(outcomes: Sequence[AttackOutcome]) -> AttackOutcome:
+def join_outcomes(outcomes: Sequence[AttackOutcome]) -> AttackOutcome:
     """Join the outcomes of several groups of targets."""
     names = outcomes[0].scores.values
     values = {name: torch.cat([outcome.scores.values[name] for outcome in outcomes]) for name in names}
@@ -116,9 +116,11 @@ def summary_rows(labels: dict[str, Any], outcome: AttackOutcome, rng: Generator)
     reconstructions = [reconstruction for reconstruction in outcome.reconstructions if reconstruction is not None]
     labels = with_extras(labels, target=None, trial=None, item=None)
     rows = [Row(**labels, metric="diverged", value=sum(reconstruction.diverged for reconstruction in reconstructions))]
-    rows.append(_failed(labels, outcome.reconstructions))
+    rows.append(_failure_row(labels, outcome.reconstructions))
     rows.append(Row(**labels, metric="seconds", value=outcome.seconds, timing=True))
-    notes = outcome.scores.notes | {"attack_loss": _gathered(reconstruction.note for reconstruction in reconstructions)}
+    notes = outcome.scores.notes | {
+        "attack_loss": _gather_notes(reconstruction.note for reconstruction in reconstructions)
+    }
     losses = torch.tensor([reconstruction.loss for reconstruction in reconstructions])
     summaries = summary({"attack_loss": losses}, rng) if reconstructions else {}
     sizes = [len(pair.guess) for pair in outcome.matches]
@@ -134,14 +136,14 @@ def summary_rows(labels: dict[str, Any], outcome: AttackOutcome, rng: Generator)
     return rows + (_shares(labels, outcome.matches) if outcome.scores.values else [])
 
 
-def _failed(labels: dict[str, Any], reconstructions: Sequence[Reconstruction | None]) -> Row:
+def _failure_row(labels: dict[str, Any], reconstructions: Sequence[Reconstruction | None]) -> Row:
     """Return the share of targets without a result: the attack returned nothing, or all its trials diverged."""
     broken = [reconstruction is None or not math.isfinite(reconstruction.loss) for reconstruction in reconstructions]
     note = "nothing is known of targets for which the attack gave nothing or all its trials diverged"
     return Row(**labels, metric="failed", value=sum(broken) / len(broken), note=note if any(broken) else None)
 
 
-def _gathered(notes: Iterable[str | None]) -> str:
+def _gather_notes(notes: Iterable[str | None]) -> str:
     """Join the notes of all targets, each part once, at most PARTS; the targets' rows hold all notes."""
     parts = list(dict.fromkeys(part for note in notes if note for part in note.split("; ")))
     more = len(parts) - PARTS
@@ -170,7 +172,7 @@ def _shares(labels: dict[str, Any], matches: Sequence[MatchedPictures]) -> list[
     if len(truth) > 1:
         note = f"the share of pictures whose nearest of {len(truth)} truths is their own"
         rows.append(share_row("identified", identified, note))
-        rows.append(Row(**labels, metric="identified_chance", value=_by_chance(matches, nearest)))
+        rows.append(Row(**labels, metric="identified_chance", value=_chance_level(matches, nearest)))
     clear = identified & (mse(truth, guess) <= mse(truth, grey) / CLEARER)
     note = f"nearest to their own truth of all, and at least {CLEARER} times nearer in squares than a mid-grey picture"
     rows.append(share_row("recognisable", clear, note))
@@ -178,7 +180,7 @@ def _shares(labels: dict[str, Any], matches: Sequence[MatchedPictures]) -> list[
     return [*rows, Row(**labels, metric="psnr_grey", value=float(psnr(truth, grey).mean()), note=note)]
 
 
-def _by_chance(matches: Sequence[MatchedPictures], nearest: Tensor) -> float:
+def _chance_level(matches: Sequence[MatchedPictures], nearest: Tensor) -> float:
     """Return the chance level of `identified`: the mean share over pairings of updates with each other's truths.
 
     Matching alone raises the share: for noise in batches of 100 to a third, not to one in 100. So every update's

@@ -78,7 +78,7 @@ def records_csv(records: Sequence[ModelRecords]) -> str:
     return stream.getvalue()
 
 
-def most_exposed(part: ModelRecords, attack: str, count: int = 10) -> list[dict[str, Any]]:
+def list_most_exposed(part: ModelRecords, attack: str, count: int = 10) -> list[dict[str, Any]]:
     """Return the members that an attack is surest of, surest first."""
     scores = part.scores[attack]
     above = nonmembers_above(scores, part.is_member)
@@ -106,9 +106,9 @@ def worst_groups(part: ModelRecords, scores: Tensor, rng: Generator) -> tuple[li
         estimates = evaluate(Guesses(scores[rows], None), truth, rng, resamples=200)
         measured[name] = {key: estimates[key] for key in GROUP_MEASURES if estimates[key].note is None}
     worst = [
-        GroupExposure(key, group, _widened(measured[group][key], len(measured)), len(measured))
+        GroupExposure(key, group, _widen(measured[group][key], len(measured)), len(measured))
         for key in GROUP_MEASURES
-        if (group := _worst(measured, key)) is not None
+        if (group := _find_worst(measured, key)) is not None
     ]
     note = f"{small} groups have fewer than {SMALLEST_GROUP} members or non-members" if small else ""
     return worst, note
@@ -122,12 +122,12 @@ def _groups(part: ModelRecords) -> dict[str, Tensor]:
     return {name: inside.nonzero().squeeze(1) for name, inside in groups.items()}
 
 
-def _worst(measured: Mapping[str, Mapping[str, Estimate]], key: str) -> str | None:
+def _find_worst(measured: Mapping[str, Mapping[str, Estimate]], key: str) -> str | None:
     known = {group: estimates[key].value for group, estimates in measured.items() if key in estimates}
     return max(known, key=lambda group: known[group], default=None)
 
 
-def _widened(estimate: Estimate, comparisons: int) -> Estimate:
+def _widen(estimate: Estimate, comparisons: int) -> Estimate:
     from scipy.stats import norm
 
     wider = float(norm.ppf(1 - 0.025 / max(1, comparisons))) / Z

@@ -32,7 +32,7 @@ def prepare(config: Common, check_data: Callable[[Dataset], None] = lambda data:
     data = load(config.data, config.data_folder, config.download)
     check_data(data)
     if config.examples is not None:
-        data = data.at_most(config.examples, derive(0, "examples"))
+        data = data.limit_rows(config.examples, derive(0, "examples"))
     net = create(config.model, data.input_shape, data.classes, derive(0, "check"))
     if config.weights is not None:
         load_weights(net, config.weights)

@@ -55,7 +55,7 @@ def advise(rows: Sequence[Row]) -> list[Advice]:
             client = row.extra["client"]
             sizes[client] = row.extra["data_size"]
             by_client.setdefault(client, {}).setdefault(row.extra["rate"], {}).setdefault(row.metric, []).append(row)
-    return [_advised(client, sizes[client], by_client[client]) for client in sorted(by_client)]
+    return [_advise_client(client, sizes[client], by_client[client]) for client in sorted(by_client)]
 
 
 def rows_of(advice: Sequence[Advice], labels: dict[str, Any]) -> list[Row]:
@@ -104,27 +104,28 @@ def _read(rows: Sequence[Row], recommended: Row) -> Advice:
     return Advice(client, size, tuple(options), recommended.value or 0.0, recommended.note or "")
 
 
-def _advised(client: int, size: int, by_rate: Mapping[float, Mapping[str, Sequence[Row]]]) -> Advice:
+def _advise_client(client: int, size: int, by_rate: Mapping[float, Mapping[str, Sequence[Row]]]) -> Advice:
     options = []
     for rate in sorted(by_rate, reverse=True):
         advantages = [_estimate(row) for row in by_rate[rate].get(ADVANTAGE, ())]
-        accuracy = _expected([_estimate(row) for row in by_rate[rate][ACCURACY]], least=0.0)
-        options.append(Option(rate, accuracy, _expected(advantages, least=-1.0) if advantages else None))
+        accuracy = _average_pilots([_estimate(row) for row in by_rate[rate][ACCURACY]], least=0.0)
+        options.append(Option(rate, accuracy, _average_pilots(advantages, least=-1.0) if advantages else None))
     known = [option for option in options if option.advantage is not None]
     if not known:
         words = f"{size} examples are too few to tell how exposed it is; the smallest model is the careful choice"
         return Advice(client, size, tuple(options), options[-1].rate, words)
     best = max(known, key=lambda option: option.worth)
-    return Advice(client, size, tuple(options), best.rate, _words(best, known))
+    return Advice(client, size, tuple(options), best.rate, _describe_best(best, known))
 
 
-def _expected(pilots: Sequence[Estimate], least: float) -> Estimate:
+def _average_pilots(pilots: Sequence[Estimate], least: float) -> Estimate:
     """Return the mean over pilots on the same examples; the spread between pilots widens the interval.
 
     The interval is cut at the measure's bounds, `least` and 1.
 
     Example:
-        >>> alike, apart = (_expected([Estimate(0.4, 0.3, 0.5), Estimate(x, x - 0.1, x + 0.1)], 0) for x in (0.4, 0.6))
+        >>> pilots = [[Estimate(0.4, 0.3, 0.5), Estimate(x, x - 0.1, x + 0.1)] for x in (0.4, 0.6)]
+        >>> alike, apart = (_average_pilots(pair, 0) for pair in pilots)
         >>> round(alike.high - alike.value, 3), round(apart.high - apart.value, 3)
         (0.1, 0.22)
     """
@@ -135,30 +136,34 @@ def _expected(pilots: Sequence[Estimate], least: float) -> Estimate:
     return Estimate(centre, max(least, centre - down), min(1.0, centre + up))
 
 
-def _words(best: Option, known: Sequence[Option]) -> str:
+def _describe_best(best: Option, known: Sequence[Option]) -> str:
     """Compare the best option with the next best, in words."""
     others = [option for option in known if option is not best]
     if not others:
-        return f"{sized(best.rate)}: no other size was tried"
+        return f"{describe_size(best.rate)}: no other size was tried"
     other = max(others, key=lambda option: option.worth)
     assert best.advantage is not None and other.advantage is not None
     accuracy, exposure = difference(best.accuracy, other.accuracy), difference(best.advantage, other.advantage)
-    words = f"{sized(best.rate)}: {_said(accuracy, 'accurate', 'accuracy')}, {_said(exposure, 'exposed', 'exposure')}"
-    return words if len(known) == 2 else f"{words}, compared with {sized(other.rate)}"
+    changes = (
+        _describe_difference(accuracy, "accurate", "accuracy"),
+        _describe_difference(exposure, "exposed", "exposure"),
+    )
+    words = f"{describe_size(best.rate)}: {', '.join(changes)}"
+    return words if len(known) == 2 else f"{words}, compared with {describe_size(other.rate)}"
 
 
-def sized(rate: float) -> str:
+def describe_size(rate: float) -> str:
     """Return a model size in words."""
     return "the whole model" if rate == 1 else f"{rate:g} of the channels"
 
 
-def _said(apart: Estimate, what: str, noun: str) -> str:
+def _describe_difference(apart: Estimate, what: str, noun: str) -> str:
     """Return a difference in words.
 
     Example:
-        >>> _said(Estimate(0.03, 0.01, 0.05), "accurate", "accuracy")
+        >>> _describe_difference(Estimate(0.03, 0.01, 0.05), "accurate", "accuracy")
         '3.0 points more accurate'
-        >>> _said(Estimate(-0.01, -0.03, 0.01), "exposed", "exposure")
+        >>> _describe_difference(Estimate(-0.01, -0.03, 0.01), "exposed", "exposure")
         'exposure undecided (-1.0)'
     """
     points = 100 * apart.value

@@ -61,7 +61,7 @@ class LeakageCurve:
         labels = self.labels.items()
         return " ".join(f"{name} {value:g}" if isinstance(value, float | int) else value for name, value in labels)
 
-    def together(self, first: str, second: str) -> Estimate | None:
+    def correlate(self, first: str, second: str) -> Estimate | None:
         """Return the rank correlation of two measures; `x` names the quantity of the axis.
 
         The same pictures of a client's turn in a round were attacked at every point. So each measure is centred by its
@@ -74,10 +74,10 @@ class LeakageCurve:
                     turn = () if self.axis is ROUNDS else (values["round"], values["client"])
                     group = (values["seed"], *turn)
                     groups.setdefault(group, []).append((values[first], values[second]))
-        pairs = [pair for group in groups.values() for pair in _centred(group)]
+        pairs = [pair for group in groups.values() for pair in _centre(group)]
         return rank_correlation(pairs, max(0, len(groups) - 1))
 
-    def at(self, x: float, metric: str) -> Estimate | None:
+    def average_at(self, x: float, metric: str) -> Estimate | None:
         """Return the mean of a measure over a point's updates, with Student's interval."""
         known = [values[metric] for values in self.points[x] if metric in values]
         return mean_of(known) if known else None
@@ -144,7 +144,7 @@ def _points(
     return {x: values for x, values in points.items() if values}
 
 
-def _centred(pairs: Sequence[tuple[float, float]]) -> list[tuple[float, float]]:
+def _centre(pairs: Sequence[tuple[float, float]]) -> list[tuple[float, float]]:
     """Subtract the means, and round so that equal values stay equal."""
     a, b = (sum(side) / len(pairs) for side in zip(*pairs, strict=True))
     return [(round(x - a, 9), round(y - b, 9)) for x, y in pairs]

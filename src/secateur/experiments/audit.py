@@ -41,11 +41,11 @@ from secateur.experiments.pipeline import (
     model_rows,
     state_of,
 )
-from secateur.experiments.predictions import planned
+from secateur.experiments.predictions import describe_plan
 from secateur.experiments.prune import save
 from secateur.experiments.threat_models import Compression, Matchup, grid, guess, list_matchups
 from secateur.gpu.determinism import deterministic
-from secateur.inference import answering, predict, to_probabilities
+from secateur.inference import bind_state, predict, to_probabilities
 from secateur.interfaces import Batch, BlackBox, Candidates, InOut, MembershipAttack, Shadow
 from secateur.metrics.epsilon import LEVEL
 from secateur.metrics.estimates import paired_drop
@@ -95,7 +95,7 @@ def run_audit(config: Audit, out: Path, export: Path | None = None) -> list[Row]
 def plan(config: Audit) -> list[str]:
     """Describe the steps of an audit, a line each; refuse the configurations that the audit refuses."""
     if config.predictions is not None:
-        return planned(config, config.predictions)
+        return describe_plan(config, config.predictions)
     config = _with_possible_attacks(config)
     names = ", ".join(map(str, config.attack))
     check_audit(config)
@@ -365,7 +365,7 @@ class AuditEvaluation:
 
     def _black_box(self, compression: Compression, model: Result) -> BlackBox:
         net = self.factory.context_for(compression).net
-        answer = answering(net, state_of(model), self.context.device)
+        answer = bind_state(net, state_of(model), self.context.device)
         return cache_answers(lambda inputs: to_probabilities(answer(inputs)))
 
     def _labels(self, labels: dict[str, Any]) -> dict[str, Any]:

@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from secateur.catalogue import Choice, Defense, users_own
 from secateur.config import Audit, Common
 from secateur.data.dataset import Dataset, fingerprint
-from secateur.data.partition import Split, trained_split, victim_shadow
+from secateur.data.partition import Split, split_trained, victim_shadow
 from secateur.errors import WrongInput, require
 from secateur.gpu.determinism import device_key
 from secateur.interfaces import Batch, ChecksModel, CountsModels
@@ -53,7 +53,7 @@ class SeedContext:
     @cached_property
     def base(self) -> dict[str, Any]:
         """The values that the key of every stage depends on."""
-        common = {name: getattr(self.config, name) for name in ("model", "threads", "way")}
+        common = {name: getattr(self.config, name) for name in ("model", "threads", "execution")}
         common |= {"scratch": None if self.scratch is None else str(self.scratch), "structure": self.structure_key}
         return common | {"data": self.data.key, "device": device_key(self.device), "seed": self.seed}
 
@@ -86,7 +86,7 @@ def split_rows(config: Common, data: Dataset, shadows: int, seed: int) -> Split:
     rng, rows = derive(seed, "split"), len(data.inputs)
     if config.weights is None:
         return victim_shadow(rows, shadows, rng)
-    return trained_split(rows, data.train_size, shadows, rng)
+    return split_trained(rows, data.train_size, shadows, rng)
 
 
 def file_key(path: Path) -> str:
@@ -111,7 +111,7 @@ def check_installed(defenses: Iterable[Defense], training: str = "auto") -> None
 
 def check_audit(config: Audit) -> None:
     """Refuse an audit that lacks a package, or has fewer shadow models than one of its attacks needs."""
-    check_installed(config.defense, config.way)
+    check_installed(config.defense, config.execution)
     if not config.trains_shadows:
         if config.protocol == "select":
             raise WrongInput("protocol", "select needs shadow models; set a `train:` recipe for them")

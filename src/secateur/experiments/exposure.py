@@ -12,7 +12,7 @@ from torch import Tensor
 
 from secateur.catalogue import Choice
 from secateur.evaluation.membership import attack_rows, evaluate_guesses, flat_labels
-from secateur.evaluation.records import ModelRecords, most_exposed, worst_groups
+from secateur.evaluation.records import ModelRecords, list_most_exposed, worst_groups
 from secateur.evaluation.validity import Validity, check_rows, validity_rows
 from secateur.interfaces import Batch, BlackBox, Candidates, InOut, MembershipAttack, Shadow
 from secateur.metrics.epsilon import LEVEL, epsilon_bound
@@ -104,7 +104,7 @@ class MembershipExposure:
         done = self.run.stage("attack", depends, compute)
         self.record.scores[name_attacker(labels)] = done.tensors["scores"]
         self.run.add(attack_rows(labels, done.data))
-        exposed = {"kind": "exposed", "records": most_exposed(self.record, name_attacker(labels))}
+        exposed = {"kind": "exposed", "records": list_most_exposed(self.record, name_attacker(labels))}
         self.run.show([flat_labels(labels) | done.data["figure"], flat_labels(labels) | exposed])
 
     def _measure_exposure(self, scores: Tensor) -> dict[str, Any]:

@@ -22,7 +22,7 @@ from secateur.data.dataset import Dataset
 from secateur.defenses.uploads import protection_of
 from secateur.errors import WrongInput, require
 from secateur.evaluation import gallery
-from secateur.evaluation.submodel_advice import sized
+from secateur.evaluation.submodel_advice import describe_size
 from secateur.experiments.context import check_installed
 from secateur.experiments.federate_observers import (
     ObservedFederation,
@@ -34,15 +34,15 @@ from secateur.experiments.federate_observers import (
 )
 from secateur.experiments.submodel_pilots import check_pilots, run_pilots, sizes_of
 from secateur.federated.attacks.observer import Observer
-from secateur.federated.build import build_spec, build_submodel_spec, loaded, network_of, shares_of
-from secateur.federated.checkpoint import FederationLog, Resumable, depends_of, federated
+from secateur.federated.build import build_spec, build_submodel_spec, load_data, network_of, shares_of
+from secateur.federated.checkpoint import FederationLog, Resumable, depends_of, run_or_resume
 from secateur.federated.client_training import check_network, turn_caution
 from secateur.federated.federation import Federation
 from secateur.federated.result_rows import RecordedFederation, labels_of, record_rounds, row_of
 from secateur.federated.spec import FederationSpec, SubmodelSpec
 from secateur.federated.submodels.federation import StackedFederations, SubmodelFederation
 from secateur.federated.submodels.local_baseline import LocalBaseline
-from secateur.federated.submodels.networks import narrowed, static
+from secateur.federated.submodels.networks import build_narrow, without_statistics
 from secateur.federated.submodels.structure import Structure
 from secateur.federated.traffic import Measure, check_spending
 from secateur.gpu.determinism import deterministic
@@ -67,8 +67,8 @@ def run_federate(config: Federate, out: Path, link: Link | None = None) -> list[
         link: the connection to Flower's nodes; None: the clients train in this process.
     """
     if config.engine == "flower" and link is None:
-        return _simulated(config, out)
-    data, device = loaded(config)
+        return _simulate(config, out)
+    data, device = load_data(config)
     check_federate(config, data, device)
     for text in cautions(config, data):
         log.warning("%s", text)
@@ -80,12 +80,12 @@ def run_federate(config: Federate, out: Path, link: Link | None = None) -> list[
     return run.rows
 
 
-def _simulated(config: Federate, out: Path) -> list[Row]:
+def _simulate(config: Federate, out: Path) -> list[Row]:
     """Run the federations in Flower's simulation; refuse wrong input before the simulation begins."""
     from secateur.federated.flower.app import simulate
 
     plan(config)
-    data, device = loaded(config)
+    data, device = load_data(config)
     clients, gpu = len(shares_of(config, data, config.seeds[0])), device.type == "cuda"
     return simulate(lambda link: run_federate(config, out, link), clients, config.deadline, gpu)
 
@@ -107,7 +107,7 @@ class FederateExperiment:
             for seed, base, defense in product(config.seeds, config.base_pruning, config.defense):
                 yield [seed], base, defense
             return
-        stacks = self.device.type == "cuda" and config.way != "sequential" and self.link is None
+        stacks = self.device.type == "cuda" and config.execution != "sequential" and self.link is None
         for rule, defense in product(config.submodels, config.defense):
             together = stacks and not config.advise and not rule.make().alone
             for seeds in [config.seeds] if together else [[seed] for seed in config.seeds]:
@@ -123,16 +123,16 @@ class FederateExperiment:
         recorded: list[RecordedFederation] = []
         for seed in seeds:
             beside = recorded[0].federation if recorded else None
-            recorded.append(self._recorded(rows, seed, method, defense, beside))
+            recorded.append(self._record(rows, seed, method, defense, beside))
         parts = [one.federation for one in recorded]
-        whole = _together(parts)
+        whole = _join_federations(parts)
         depends = [depends_of(part.terms, part.net, self.data, part.seed, self.device) for part in parts]
-        key = {"federations": depends, "threads": config.threads, "way": config.way} | attack_key(config)
+        key = {"federations": depends, "threads": config.threads, "execution": config.execution} | attack_key(config)
         key |= {} if self.link is None else {"engine": config.engine}
         try:
             title = f"{method}, {defense}, seed {', '.join(map(str, seeds))}"
             with progress(title, config.rounds, rate=True) as advance:
-                _, finished = federated(self.run, whole, rows, record_rounds(recorded, advance, title), key)
+                _, finished = run_or_resume(self.run, whole, rows, record_rounds(recorded, advance, title), key)
         except KeyboardInterrupt:
             self._add(rows)  # the page then shows the rounds that finished
             raise
@@ -140,11 +140,11 @@ class FederateExperiment:
         seconds = Measure("seconds", finished.seconds / len(seeds), config.rounds)
         self.run.add([row_of(one.labels, seconds, one.federation.terms, timing=True) for one in recorded])
 
-    def _recorded(
+    def _record(
         self, rows: FederationLog, seed: int, method: Choice, defense: Defense, beside: Any
     ) -> RecordedFederation:
         """Return one federation; over sub-models it shares its data and trainer with the one `beside` it."""
-        config, data, device, options = self.config, self.data, self.device, {"way": self.config.way}
+        config, data, device, options = self.config, self.data, self.device, {"execution": self.config.execution}
         terms, net = self._spec(seed, method, defense), network_of(config, data, seed).to(device)
         labels = labels_of(config.model, data.name, seed, method, defense, terms)
         observers: list[Observer] = []
@@ -186,7 +186,7 @@ class FederateExperiment:
         self.run.add(rows.rows)
 
 
-def _together(federations: Sequence[Any]) -> Resumable:
+def _join_federations(federations: Sequence[Any]) -> Resumable:
     """Return the federations as one."""
     first: Resumable = federations[0]
     if len(federations) > 1:
@@ -199,7 +199,7 @@ def plan(config: Federate) -> list[str]:
     if config.engine == "flower":
         require("flwr", "flower")
         require("ray", "flower")
-    data, device = loaded(config)
+    data, device = load_data(config)
     check_federate(config, data, device)
     sizes = [len(rows) for rows in shares_of(config, data, config.seeds[0])]
     clients = f"{len(sizes)} clients ({config.partition}) with {min(sizes)} to {max(sizes)} examples each"
@@ -225,11 +225,11 @@ def _federation_steps(config: Federate, data: Dataset, clients: str) -> list[str
 def _submodel_steps(config: Federate, data: Dataset, clients: str) -> list[str]:
     terms = build_submodel_spec(config, data, config.seeds[0], config.submodels[-1], config.defense[0])
     rates = sorted(set(terms.rates), reverse=True)
-    widths = ", ".join(f"{list(terms.rates).count(rate)} with {sized(rate)}" for rate in rates)
+    widths = ", ".join(f"{list(terms.rates).count(rate)} with {describe_size(rate)}" for rate in rates)
     rounds, attacked = f"{terms.rounds} rounds", "clients and server"
     if config.advise:
         tried = sizes_of(config)
-        widths = f"each with {', '.join(map(sized, tried))} in turn"
+        widths = f"each with {', '.join(map(describe_size, tried))} in turn"
         rounds, attacked = f"{len(tried) * config.pilot_draws} pilots of {config.pilot_rounds} rounds", "clients"
     local = f"{terms.local.epochs} local epoch{'s' * (terms.local.epochs > 1)} of batches of {terms.local.batch_size}"
     crops = "" if terms.local.augment is None else ", pictures cropped and flipped"
@@ -287,7 +287,7 @@ def _check_federation(config: Federate, data: Dataset, device: torch.device, bas
 
 
 def _check_submodels(config: Federate, data: Dataset, device: torch.device, rule: Choice, defense: Defense) -> None:
-    net = static(network_of(config, data, config.seeds[0]))
+    net = without_statistics(network_of(config, data, config.seeds[0]))
     structure = Structure(net, data.input_shape)
     terms = build_submodel_spec(config, data, config.seeds[0], rule, defense)
     if config.advise:
@@ -296,7 +296,7 @@ def _check_submodels(config: Federate, data: Dataset, device: torch.device, rule
     structure.check(terms.rule, rates)
     terms.check_rows(net)
     for rate in set(rates):
-        narrowed(net, structure, rate, terms.scaler, data.input_shape, data.classes)
+        build_narrow(net, structure, rate, terms.scaler, data.input_shape, data.classes)
 
 
 def _check_deadline(terms: FederationSpec, seed: int) -> None:

@@ -19,7 +19,7 @@ from secateur.defenses.uploads import inner_of
 from secateur.errors import WrongInput
 from secateur.evaluation.client import caution
 from secateur.evaluation.reconstruction import Scoring
-from secateur.experiments.invert_targets import needs_generator, stored, untrained
+from secateur.experiments.invert_targets import build_generator, needs_generator, train_stored
 from secateur.federated.attacks.inversion import InversionObserver
 from secateur.federated.attacks.knowledge import check_attacks, is_active, knowledge_of
 from secateur.federated.attacks.membership import MembershipObserver, check_membership
@@ -69,7 +69,7 @@ def _knowledge(config: Federate, run: Run, watched: ObservedFederation) -> Knowl
     public, seed = torch.arange(data.train_size, len(data.inputs)), watched.seed
     depends = {"data": data.key, "rows": fingerprint(public), "device": device_key(device), "threads": config.threads}
     depends |= {"seed": seed, "steps": config.generator_steps, "width": config.generator_width}
-    generator = stored(run, depends, known, data.batch.take(public), device)
+    generator = train_stored(run, depends, known, data.batch.take(public), device)
     return replace(known, generator=generator.requires_grad_(False))
 
 
@@ -84,11 +84,11 @@ def attackers(
     """Return the attacker that inverts updates and the one that asks about members; `options` go to the first."""
     net, data, terms, labels, log, device = watched
     drawn = sampler_of(terms, watched.seed).clients
-    kept = orders.remembered(terms.rounds, drawn)
+    kept = orders.plan_memory(terms.rounds, drawn)
     observers: list[Observer] = []
     if known is not None:
         if any(follows(attack.make()) for attack in attacks):
-            options["followed"] = orders.remembered(terms.rounds, drawn, turns_back(terms))
+            options["followed"] = orders.plan_memory(terms.rounds, drawn, turns_back(terms))
         notes = filter(None, (caution(defense_of_clients(labels["defense"]), attacks), terms.leak_note))
         options["compress"] = None if terms.upload is None else getattr(inner_of(terms.upload), "compress", None)
         observers.append(
@@ -119,7 +119,7 @@ def describe_attacks(config: Federate, terms: FederationSpec) -> list[str]:
 def attack_key(config: Federate) -> dict[str, Any]:
     """Return the attack settings that a federation's rows depend on."""
     if config.submodels:
-        return {"exposure": list(map(str, config.exposure)), "asking": repr(asking_of(config))}
+        return {"exposure": list(map(str, config.exposure)), "asking": repr(settings_of_membership(config))}
     names = ["labels", "images", "attack_every", "attack_at", "attack_clients", "attack_history", "membership"]
     names += ["generator_steps", "generator_width"] if any(map(needs_generator, config.attacks)) else []
     return {name: getattr(config, name) for name in names} | {"attacks": [str(attack) for attack in config.attacks]}
@@ -131,7 +131,7 @@ def check_observers(config: Federate, net: nn.Module, data: Dataset, terms: Fede
     if known is not None and any(map(needs_generator, config.attacks)):
         if data.train_size == len(data.inputs):
             raise WrongInput("data", f"{data.name} has no test part, so there are no public examples to learn from")
-        known = replace(known, generator=untrained(known, config.generator_width))
+        known = replace(known, generator=build_generator(known, config.generator_width))
     check_attackers(orders_of(config), config.attacks, config.membership, known, data, terms, seed)
 
 
@@ -155,7 +155,7 @@ def check_attackers(
         check_attacks(attacks, known, data, terms)
 
 
-def asking_of(config: Federate) -> Asking:
+def settings_of_membership(config: Federate) -> Asking:
     """Return the settings of the attacks on sub-models."""
     return Asking(
         printed=config.knowledge == "min",
@@ -178,5 +178,5 @@ def exposer_of(
 ) -> ExposureObserver:
     """Return the attacker of the clients and the server of one federation over sub-models."""
     near = replace(data, inputs=data.inputs.to(device), labels=data.labels.to(device))
-    asking = asking_of(config)
+    asking = settings_of_membership(config)
     return ExposureObserver(config.exposure, near, labels, log, terms, asking=asking, device=device, loses=loses)

@@ -26,7 +26,7 @@ from secateur.evaluation.reconstruction import (
     AttackOutcome,
     Scoring,
     attack_labels,
-    joined,
+    join_outcomes,
     judge,
     summary_rows,
     target_rows,
@@ -35,18 +35,18 @@ from secateur.evaluation.reconstruction import (
 from secateur.evaluation.setup import prepare
 from secateur.experiments.context import SeedContext, check_installed, file_key
 from secateur.experiments.invert_targets import (
+    add_trained_generator,
+    add_untrained_generator,
     asks_search,
+    choose_policies,
     client_of,
     generator_key,
     needs_generator,
     public_rows,
     rows_of,
+    search_policies,
     stage_of,
     targets_of,
-    with_chosen_policies,
-    with_searched_policies,
-    with_trained,
-    with_untrained,
 )
 from secateur.gpu.determinism import deterministic
 from secateur.interfaces import Batch, Reconstruction
@@ -56,7 +56,7 @@ from secateur.report import page_afterwards
 from secateur.runs.artifacts import key_of
 from secateur.runs.folder import MemoryRun, Run, open_run
 from secateur.runs.rows import Row
-from secateur.runs.unfinished import NullWatcher, StageWatcher, forget, packed, unpacked
+from secateur.runs.unfinished import NullWatcher, StageWatcher, forget, pack, unpack
 from secateur.seeding import derive
 
 TOGETHER = 10  # targets at once on a CPU: more gain little, fewer finish sooner
@@ -70,7 +70,7 @@ def run_invert(config: Invert, out: Path) -> list[Row]:
     with page_afterwards(out), deterministic(config.deterministic), opened as run:
         for seed in config.seeds:
             context = SeedContext(run, config, data, device, seed)
-            defenses = [with_searched_policies(defense, config, context) for defense in config.defense]
+            defenses = [search_policies(defense, config, context) for defense in config.defense]
             exposures = [ClientExposure(config, context, defense) for defense in defenses]
             exposures[0].show_truths()
             for exposure in exposures:
@@ -84,7 +84,7 @@ def plan(config: Invert) -> list[str]:
     """Describe the steps of the job, a line each; refuse the configurations that the job refuses."""
     data, device = prepare(config, check_pictures)
     check_invert(config, data, device)
-    client = client_of(config, data, device, config.seeds[0], with_chosen_policies(config.defense[0]))
+    client = client_of(config, data, device, config.seeds[0], choose_policies(config.defense[0]))
     size = f"{config.batch_size} example{'s' if config.batch_size > 1 else ''}"
     many = f"{config.targets} update{'s' if config.targets > 1 else ''}"
     taken = f"{many} of {size} of {data.name}" if config.update is None else str(config.update)
@@ -111,9 +111,9 @@ def check_invert(config: Invert, data: Dataset, device: torch.device) -> None:
     check_installed(config.defense)
     targets = targets_of(config, data, device, seed)
     for defense in config.defense:
-        client = client_of(config, data, device, seed, with_chosen_policies(defense))
+        client = client_of(config, data, device, seed, choose_policies(defense))
         for attack in config.attacks:
-            met = with_untrained(client, config) if needs_generator(attack) else client
+            met = add_untrained_generator(client, config) if needs_generator(attack) else client
             check_attack(attack, met, targets[0], chance_of(seed, attack)[0])
 
 
@@ -137,7 +137,7 @@ class UpdateExposure:
         """The seed."""
         return int(self.labels["seed"])
 
-    def attacked_by(self, attack: Choice) -> AttackedClient:
+    def client_under(self, attack: Choice) -> AttackedClient:
         """Return the client as this attack meets it."""
         return self.client
 
@@ -160,22 +160,22 @@ class UpdateExposure:
     def measure(self, attack: Choice) -> list[AttackOutcome]:
         """Reconstruct all targets with one attack, group by group; score and return the reconstructions.
 
-        The result has an outcome for each comparison of `compared_with`.
+        The result has an outcome for each comparison of `label_comparisons`.
         """
         labels, lpips = self._labels(attack), load_lpips(self.data_folder)
-        client, by_group, against = self.attacked_by(attack), [], compared_with(self.client)
+        client, by_group, against = self.client_under(attack), [], label_comparisons(self.client)
         for group in self.groups():
             guesses, seconds = self.reconstruct_group(attack, client, group)
             score = partial(judge, reconstructions=guesses, knowledge=self.client.knowledge, seconds=seconds)
             truths = [self._truths(group, used) for used in (True, False)[: len(against)]]
             scored = [score(batches, scoring=Scoring(lpips)) for batches in truths]
-            self._show(gallery.shown(flat_labels(labels), group, scored[0], self.images))
+            self._show(gallery.draw_figures(flat_labels(labels), group, scored[0], self.images))
             for outcome, which in zip(scored, against, strict=True):
                 self.run.add(target_rows(with_extras(labels, **which), group, outcome))
             by_group.append(scored)
-        extras = {"threat": attack.method.info["threat"], "knows": client.against(attack.make()).knows}
+        extras = {"threat": attack.method.info["threat"], "knows": client.meet_attack(attack.make()).knows}
         trained = self.client.guard is not None and self.client.guard.residual is not None
-        outcomes = [joined(groups) for groups in zip(*by_group, strict=True)]
+        outcomes = [join_outcomes(groups) for groups in zip(*by_group, strict=True)]
         for which, outcome in zip(against, outcomes, strict=True):
             rows = summary_rows(with_extras(labels, **which, **extras), outcome, derive(self.seed, "bootstrap"))
             self.run.add(add_cautions(rows, self.defense, self.attacks, trained))
@@ -201,7 +201,7 @@ class UpdateExposure:
         with progress(title, getattr(attacker, "iterations", None), rate=True) as advance:
             keeper = watcher(advance)
             tampering, starts = chance_of(self.seed, attack, group.start)
-            knowledge, views = client.seen(attacker, [self.targets[i] for i in group], tampering, group.start)
+            knowledge, views = client.show_targets(attacker, [self.targets[i] for i in group], tampering, group.start)
             for index, reconstruction in attacker.reconstruct(views, knowledge, [starts] * len(views), keeper):
                 done[index] = reconstruction
                 keeper.draw([reconstruction], [index])
@@ -215,7 +215,7 @@ class UpdateExposure:
 
     def _truths(self, group: range, used: bool = True) -> list[Batch | None]:
         """Return the batches that the client used for its updates, or its raw batches; None for captured updates."""
-        targets = [self.client.used(self.targets[i], i) if used else self.targets[i] for i in group]
+        targets = [self.client.transform_target(self.targets[i], i) if used else self.targets[i] for i in group]
         return [target if isinstance(target, Batch) else None for target in targets]
 
     def _show(self, figures: list[gallery.Figure]) -> None:
@@ -245,27 +245,29 @@ class ClientExposure(UpdateExposure):
         shown = (together, config.images, config.data_folder, pictures)
         super().__init__(context.run, client, targets, defense, config.attacks, labels, *shown)
 
-    def attacked_by(self, attack: Choice) -> AttackedClient:
+    def client_under(self, attack: Choice) -> AttackedClient:
         """Return the client as this attack meets it, with a trained generator if the attack needs one."""
-        return with_trained(self.client, self.config, self.context) if needs_generator(attack) else self.client
+        return add_trained_generator(self.client, self.config, self.context) if needs_generator(attack) else self.client
 
     def reconstruct_group(
         self, attack: Choice, client: AttackedClient, group: range
     ) -> tuple[list[Reconstruction | None], float]:
         """Return the reconstructions as the base class does, from a stage of the run."""
         folder, depends = self.context.run.folder, self.depends(attack, group)
-        watcher = partial(StageWatcher, folder, "invert", key_of("invert", depends), draw=self._drawing(attack, group))
-        result = self.run.stage("invert", depends, lambda: packed(*self._run_attack(attack, client, group, watcher)))
+        watcher = partial(
+            StageWatcher, folder, "invert", key_of("invert", depends), draw=self._make_drawer(attack, group)
+        )
+        result = self.run.stage("invert", depends, lambda: pack(*self._run_attack(attack, client, group, watcher)))
         forget(folder, "invert", result.key)
-        return unpacked(result), result.data["seconds"]
+        return unpack(result), result.data["seconds"]
 
-    def _drawing(self, attack: Choice, group: range) -> Callable[..., list[gallery.Figure]]:
+    def _make_drawer(self, attack: Choice, group: range) -> Callable[..., list[gallery.Figure]]:
         """Return a function that saves the pictures of unfinished reconstructions, and returns their figures."""
         labels, truths = flat_labels(self._labels(attack)), self._truths(group)
 
         def draw(guesses: Sequence[Reconstruction], numbers: Sequence[int] = range(len(group))) -> list[gallery.Figure]:
             outcome = judge([truths[i] for i in numbers], guesses, self.client.knowledge)
-            figures = gallery.shown(labels, [group[i] for i in numbers], outcome, self.images)
+            figures = gallery.draw_figures(labels, [group[i] for i in numbers], outcome, self.images)
             self._save(figures)
             return [figure | {"unfinished": True} for figure in figures]
 
@@ -295,7 +297,7 @@ def chance_of(seed: int, attack: Choice, first: int = 0) -> tuple[Generator, Gen
     return derive(seed, "tamper", attack.name), starts
 
 
-def compared_with(client: AttackedClient) -> list[dict[str, str]]:
+def label_comparisons(client: AttackedClient) -> list[dict[str, str]]:
     """Return the labels of the comparisons: the used pictures, and the raw ones if they differ.
 
     dgp calls the comparison with the used pictures ATS-R, and the one with the raw pictures ATS-T.

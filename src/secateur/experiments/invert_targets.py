@@ -22,7 +22,7 @@ from secateur.config import Invert
 from secateur.data.dataset import Dataset, fingerprint
 from secateur.defenses.ats import CHOSEN, SEARCH, AutomaticTransformationSearch, search, write_policies
 from secateur.errors import WrongInput
-from secateur.evaluation.client import AttackedClient, Target, guard_of, protected, read_update, scale, transform_of
+from secateur.evaluation.client import AttackedClient, Target, guard_of, protect, read_update, scale, transform_of
 from secateur.experiments.context import SeedContext, file_key
 from secateur.gpu.determinism import device_key
 from secateur.interfaces import Batch, Gradient, Knowledge, Params, Weights
@@ -44,7 +44,7 @@ LEARNT = 2000  # rows at most that train this model
 def client_of(config: Invert, data: Dataset, device: torch.device, seed: int, defense: Defense) -> AttackedClient:
     """Return the client of one seed under a defense: with a new model, or the given one."""
     net = create(config.model, data.input_shape, data.classes, derive(seed, "initialise", "client"))
-    net, precode = protected(net, defense, data.classes, derive(seed, "initialise", "defense"))
+    net, precode = protect(net, defense, data.classes, derive(seed, "initialise", "defense"))
     net = (net if config.weights is None else load_weights(net, config.weights)).to(device)
     mean, std = scale(data.mean, data.std, data.inputs[: data.train_size])
     weights = isinstance(_update(config, net), Weights) if config.update else config.local_steps is not None
@@ -60,7 +60,7 @@ def client_of(config: Invert, data: Dataset, device: torch.device, seed: int, de
         learning_rate=config.learning_rate or (None if config.update else 0.1),
         local_batch=config.local_batch,
     )
-    guard = guard_of(defense, config.residual, seed, lambda number: _other(config, data, seed, number).to(device))
+    guard = guard_of(defense, config.residual, seed, lambda number: _draw_other(config, data, seed, number).to(device))
     state, transform = tree.state_of(net), transform_of(defense, knowledge.mean, knowledge.std)
     tells = (config.labels == "oracle", config.statistics)
     return AttackedClient(net, state, knowledge, weights, *tells, guard, transform, precode, seed)
@@ -87,26 +87,26 @@ def rows_of(config: Invert, data: Dataset, seed: int) -> Tensor:
     """Return (targets, B): the training rows of each update; a larger number of targets begins with the same rows."""
     if config.update is not None:
         return torch.empty(1, 0, dtype=torch.int64)
-    return drawn_rows(data, seed)[: config.targets * config.batch_size].view(config.targets, config.batch_size)
+    return draw_rows(data, seed)[: config.targets * config.batch_size].view(config.targets, config.batch_size)
 
 
-def _other(config: Invert, data: Dataset, seed: int, number: int) -> Batch:
+def _draw_other(config: Invert, data: Dataset, seed: int, number: int) -> Batch:
     """Return another user's batch in a target's round: rows from the far end of the drawn rows."""
     size, end = config.batch_size, data.train_size - number * config.batch_size
     if 2 * config.targets * size > data.train_size:
         many = f"{config.targets} targets and as many other users of {size} examples each"
         raise WrongInput("targets", f"{many} need more than the {data.train_size} training rows; use fewer")
-    return data.batch.take(drawn_rows(data, seed)[end - size : end])
+    return data.batch.take(draw_rows(data, seed)[end - size : end])
 
 
 def public_rows(config: Invert, data: Dataset, seed: int) -> Tensor:
     """Return rows that an attacker may learn from: the test part, or training rows that no update is made of."""
     if data.train_size < len(data.inputs):
         return torch.arange(data.train_size, len(data.inputs))
-    return drawn_rows(data, seed)[max(data.train_size // 2, config.targets * config.batch_size) :]
+    return draw_rows(data, seed)[max(data.train_size // 2, config.targets * config.batch_size) :]
 
 
-def drawn_rows(data: Dataset, seed: int) -> Tensor:
+def draw_rows(data: Dataset, seed: int) -> Tensor:
     """Return the training rows in the order in which targets are taken from them."""
     return torch.randperm(data.train_size, generator=derive(seed, "targets"))
 
@@ -121,12 +121,12 @@ def asks_search(defense: Defense) -> bool:
     return any(_is_search(part) for part in defense.parts)
 
 
-def with_chosen_policies(defense: Defense) -> Defense:
+def choose_policies(defense: Defense) -> Defense:
     """Return the defense with the authors' policies, for checks before any work."""
     return _with_policies(defense, CHOSEN)
 
 
-def with_searched_policies(defense: Defense, config: Invert, context: SeedContext) -> Defense:
+def search_policies(defense: Defense, config: Invert, context: SeedContext) -> Defense:
     """Return the defense with policies from a search for this network and data, if it asks for a search.
 
     The search is a stage of the run.
@@ -138,7 +138,7 @@ def with_searched_policies(defense: Defense, config: Invert, context: SeedContex
         return defense
     data, seed, weights = context.data, context.seed, config.weights
     net = create(config.model, data.input_shape, data.classes, derive(seed, "initialise", "client")).to(context.device)
-    rows = drawn_rows(data, seed).flip(0)
+    rows = draw_rows(data, seed).flip(0)
     batch = data.batch.take(rows[:EXAMPLES]).to(context.device)
     mean, std = (torch.tensor(values).view(-1, 1, 1) for values in (data.mean or [0.0], data.std or [1.0]))
 
@@ -208,9 +208,9 @@ def generator_key(attack: Choice, config: Invert, context: SeedContext) -> dict[
     return {} if source is None else {"generator": file_key(Path(source))}
 
 
-def with_untrained(client: AttackedClient, config: Invert) -> AttackedClient:
+def add_untrained_generator(client: AttackedClient, config: Invert) -> AttackedClient:
     """Return the client with an untrained generator, for checks before any work."""
-    return _with_generator(client, untrained(client.knowledge, config.generator_width))
+    return _set_generator(client, build_generator(client.knowledge, config.generator_width))
 
 
 def generator_settings(config: Invert, context: SeedContext) -> dict[str, Any]:
@@ -220,15 +220,16 @@ def generator_settings(config: Invert, context: SeedContext) -> dict[str, Any]:
     return depends | {"seed": context.seed, "steps": config.generator_steps, "width": config.generator_width}
 
 
-def with_trained(client: AttackedClient, config: Invert, context: SeedContext) -> AttackedClient:
+def add_trained_generator(client: AttackedClient, config: Invert, context: SeedContext) -> AttackedClient:
     """Return the client with a generator trained on public rows; the training is a stage of the run."""
     examples = context.data.batch.take(public_rows(config, context.data, context.seed))
-    return _with_generator(
-        client, stored(context.run, generator_settings(config, context), client.knowledge, examples, context.device)
+    return _set_generator(
+        client,
+        train_stored(context.run, generator_settings(config, context), client.knowledge, examples, context.device),
     )
 
 
-def stored(
+def train_stored(
     run: Run, depends: dict[str, Any], knowledge: Knowledge, examples: Batch, device: torch.device
 ) -> PictureGenerator:
     """Return a generator trained on public examples, as a stage of a run; an interrupted training resumes.
@@ -244,17 +245,17 @@ def stored(
             generator = train_generator(examples, *kind, depends["steps"], rng, device, keeper, width=depends["width"])
         return Result(generator.state_dict())
 
-    generator = untrained(knowledge, depends["width"])
+    generator = build_generator(knowledge, depends["width"])
     generator.load_state_dict(dict(run.stage("generator", depends, train).tensors))
     forget(run.folder, "generator", key)
     return generator.to(device)
 
 
-def untrained(knowledge: Knowledge, width: int) -> PictureGenerator:
+def build_generator(knowledge: Knowledge, width: int) -> PictureGenerator:
     """Return an untrained generator."""
     with torch.random.fork_rng(devices=[]):  # its first weights are never used
         return PictureGenerator(knowledge.input_shape, knowledge.classes, knowledge.box, width).eval()
 
 
-def _with_generator(client: AttackedClient, generator_net: PictureGenerator) -> AttackedClient:
+def _set_generator(client: AttackedClient, generator_net: PictureGenerator) -> AttackedClient:
     return replace(client, knowledge=replace(client.knowledge, generator=generator_net.requires_grad_(False)))

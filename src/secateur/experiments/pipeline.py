@@ -76,7 +76,7 @@ class ModelFactory:
 
     def context_for(self, compression: Compression) -> SeedContext:
         """Return the context, with the structure that a defense of training from scratch asks for."""
-        scratch = compression.defense.acting_on("training")
+        scratch = compression.defense.find_part("training")
         if scratch not in self._contexts:
             self._contexts[scratch] = replace(self.context, scratch=scratch)
         return self._contexts[scratch]
@@ -113,10 +113,10 @@ def _originals(jobs: Sequence[ModelJob], compression: Compression) -> list[Resul
     has_weights = jobs[0].context.config.weights is not None
     fresh = [job for job in jobs if not (has_weights and job.role == VICTIM)]
     trained = dict(zip(map(id, fresh), train_originals(fresh, compression.term) if fresh else [], strict=True))
-    return [trained[id(job)] if id(job) in trained else _given(job) for job in jobs]
+    return [trained[id(job)] if id(job) in trained else _read_victim(job) for job in jobs]
 
 
-def _given(job: ModelJob) -> Result:
+def _read_victim(job: ModelJob) -> Result:
     """Return the victim's weights from the user's file."""
     context, weights = job.context, job.context.config.weights
     assert weights is not None
@@ -187,10 +187,10 @@ def prune(job: ModelJob, state: Mapping[str, Tensor], pruner: Choice, sparsity: 
 
 def build_fit(defense: Defense, recipe: Recipe) -> tuple[Recipe, Fit]:
     """Return the recipe and the loop of fine-tuning, with every defense at the point where it acts."""
-    if part := defense.acting_on("recipe"):
+    if part := defense.find_part("recipe"):
         recipe = part.make()(recipe)
-    loss: Loss = part.make() if (part := defense.acting_on("loss")) else cross_entropy
-    loop = defense.acting_on("fine-tuning") or defense.acting_on("training")
+    loss: Loss = part.make() if (part := defense.find_part("loss")) else cross_entropy
+    loop = defense.find_part("fine-tuning") or defense.find_part("training")
     return recipe, partial(loop.make().fit_many if loop else fit_many, recipe=recipe, loss=loss)
 
 
@@ -198,10 +198,10 @@ def _fit(
     context: SeedContext, title: str, indices: Sequence[int], task: Callable[[int], Task], fit: Fit
 ) -> Iterator[tuple[int, Fitted]]:
     """Fit the task of every index. If models train one by one, a task's rows are copied when its turn comes."""
-    alone = context.device.type == "cpu" and context.config.way in ("auto", "sequential")
+    alone = context.device.type == "cpu" and context.config.execution in ("auto", "sequential")
     with progress(title, len(indices)) as advance:
         for group in [[i] for i in indices] if alone else [indices]:
-            for index, fitted in fit(context.net, [task(i) for i in group], way=context.config.way):
+            for index, fitted in fit(context.net, [task(i) for i in group], execution=context.config.execution):
                 yield group[index], fitted
                 advance(1)
 
@@ -223,7 +223,7 @@ def mask_of(result: Result) -> Mask:
 
 def guarantees(context: SeedContext, defense: Defense, size: int) -> list[Guarantee]:
     """Return the guarantees of a defense for `size` training examples: (epsilon, delta), and their scope."""
-    recipes = context.recipes if defense.acting_on("training") else context.recipes[1:]
+    recipes = context.recipes if defense.find_part("training") else context.recipes[1:]
     return [method.guarantee(size, *recipes) for part in defense.parts if hasattr(method := part.make(), "guarantee")]
 
 

@@ -38,7 +38,7 @@ def run_predictions(config: Audit, file: Path, out: Path) -> list[Row]:
     from secateur.report.page import write_page
 
     attacker, seed = PredictionsAttacker(read_predictions(file)), config.seeds[0]
-    config, victim = attacker.configured(config), attacker.victim
+    config, victim = attacker.choose_attacks(config), attacker.victim
     labels: dict[str, Any] = {"model": file.stem, "dataset": "saved predictions", "pruner": "given", "sparsity": 0.0}
     labels |= {"defense": "given", "adaptive": False, "seed": seed, "extra": {}}
     with open_run(out, "audit", dump(config), seeds=[seed]) as run:
@@ -61,9 +61,9 @@ def run_predictions(config: Audit, file: Path, out: Path) -> list[Row]:
     return rows
 
 
-def planned(config: Audit, file: Path) -> list[str]:
+def describe_plan(config: Audit, file: Path) -> list[str]:
     """Describe the audit of the file in lines; the file is read for that."""
-    names = ", ".join(map(str, PredictionsAttacker(read_predictions(file)).configured(config).attack))
+    names = ", ".join(map(str, PredictionsAttacker(read_predictions(file)).choose_attacks(config).attack))
     return [f"attack the saved predictions {file} with {names}"]
 
 
@@ -77,7 +77,7 @@ class PredictionsAttacker:
         self._marks = _marks(len(self.victim.labels), "")
         self.models = self._models()
 
-    def configured(self, config: Audit) -> Audit:
+    def choose_attacks(self, config: Audit) -> Audit:
         """Return the configuration with all attacks that the file can answer, unless the user chose attacks."""
         if "attack" in config.model_fields_set:
             return config

@@ -16,7 +16,7 @@ from secateur.errors import WrongInput
 from secateur.evaluation.setup import prepare
 from secateur.experiments.context import SeedContext, check_installed, split_rows
 from secateur.experiments.pipeline import VICTIM, ModelJob, make, mask_of, model_rows, prune, state_of
-from secateur.experiments.threat_models import pruned
+from secateur.experiments.threat_models import compress_by
 from secateur.gpu.determinism import deterministic
 from secateur.interfaces import Mask
 from secateur.models.create import create, load_weights, read_tensors
@@ -37,17 +37,17 @@ def run_prune(config: Prune, out: Path) -> list[Row]:
     """
     if out.suffix != ".safetensors":
         raise WrongInput("out", f"{out} is not allowed; use a file that ends in .safetensors")
-    check_installed([config.defense], config.way)
+    check_installed([config.defense], config.execution)
     data, device = prepare(config)
     part = public_split(data, config.seed) if config.rows == "all" else audited_part(config, data)
     folder = out.with_suffix(".run")
     opened = open_run(folder, "prune", dump(config), device=str(device), seeds=[config.seed])
     with deterministic(config.deterministic), opened as run:
-        context = SeedContext(run, config, data, device, config.seed, scratch=config.defense.acting_on("training"))
+        context = SeedContext(run, config, data, device, config.seed, scratch=config.defense.find_part("training"))
         job = ModelJob(context, VICTIM, part)
         if config.remove:
             check_removable(job, config)
-        (model,) = make([job], pruned(config.pruner, config.sparsity, config.defense))
+        (model,) = make([job], compress_by(config.pruner, config.sparsity, config.defense))
         labels: dict[str, Any] = {"model": config.model, "dataset": data.name, "pruner": str(config.pruner)}
         labels |= {"sparsity": config.sparsity, "defense": str(config.defense), "seed": config.seed}
         run.add(model_rows(context, labels, model, {"test_accuracy": context.rows(part.test)}))
@@ -124,13 +124,13 @@ def load_pruned(path: Path | str) -> nn.Module:
     recipe: dict[str, Any] = json.loads(metadata["secateur"])
     rng = derive(recipe["config"]["seed"], "load")
     net = create(recipe["config"]["model"], tuple(recipe["input_shape"]), recipe["classes"], rng)
-    if scratch := defense(recipe["config"]["defense"]).acting_on("training"):
+    if scratch := defense(recipe["config"]["defense"]).find_part("training"):
         net = scratch.make().structure(net)
     shapes = {name: tuple(value.shape) for name, value in tensors.items()}
-    return load_weights(_resized(net, shapes), path).eval()
+    return load_weights(_resize(net, shapes), path).eval()
 
 
-def _resized(net: nn.Module, shapes: dict[str, tuple[int, ...]]) -> nn.Module:
+def _resize(net: nn.Module, shapes: dict[str, tuple[int, ...]]) -> nn.Module:
     """Resize the network's layers to the shapes of the saved tensors."""
     for prefix, module in net.named_modules():
         depthwise = is_depthwise(module)

@@ -18,7 +18,7 @@ from secateur.data.dataset import Dataset
 from secateur.errors import WrongInput
 from secateur.evaluation.submodel_advice import advise, rows_of
 from secateur.federated.build import network_of
-from secateur.federated.checkpoint import FederationLog, depends_of, federated
+from secateur.federated.checkpoint import FederationLog, depends_of, run_or_resume
 from secateur.federated.spec import SubmodelSpec
 from secateur.federated.submodels.exposure import ExposureObserver
 from secateur.federated.submodels.federation import StackedFederations, SubmodelFederation
@@ -40,11 +40,11 @@ def sizes_of(config: Federate) -> list[float]:
     return sorted({1.0, *config.client_widths}, reverse=True)
 
 
-def dealt(clients: int, widths: Sequence[float], draws: int, seed: int) -> list[list[float]]:
+def deal_widths(clients: int, widths: Sequence[float], draws: int, seed: int) -> list[list[float]]:
     """Return the sizes of every pilot, one a client; in each draw every client has every width once.
 
     Example:
-        >>> [sorted(pair) for pair in zip(*dealt(4, (1.0, 0.5), 1, 0))]
+        >>> [sorted(pair) for pair in zip(*deal_widths(4, (1.0, 0.5), 1, 0))]
         [[0.5, 1.0], [0.5, 1.0], [0.5, 1.0], [0.5, 1.0]]
     """
     pilots = []
@@ -65,18 +65,18 @@ def run_pilots(
 ) -> list[Row]:
     """Run the pilots of one federation and add their advice to the run."""
     seed, widths, rows = exposer.labels["seed"], sizes_of(config), []
-    groups = [[rates] for rates in dealt(len(terms.shares), widths, config.pilot_draws, seed)]
+    groups = [[rates] for rates in deal_widths(len(terms.shares), widths, config.pilot_draws, seed)]
     if device.type == "cuda":
         groups = [[rates for (rates,) in groups]]
     with progress(f"pilots of {rule}, seed {seed}", len(groups) * config.pilot_rounds, rate=True) as advance:
         for group in groups:
-            rows += _piloted(config, run, data, device, group, terms, exposer, advance)
+            rows += _run_group(config, run, data, device, group, terms, exposer, advance)
     advised = rows_of(advise(rows), exposer.labels | {"attack": str(exposer.attacks[0])})
     run.add(advised)
     return advised
 
 
-def _piloted(
+def _run_group(
     config: Federate,
     run: Run,
     data: Dataset,
@@ -95,7 +95,7 @@ def _piloted(
         watching = ExposureObserver(exposer.attacks[:1], data, exposer.labels, log, short, asking=asking, device=device)
         net, beside = network_of(config, data, seed).to(device), pilots[0][0] if pilots else None
         federation = SubmodelFederation(
-            net, data, short, seed, device, observers=[watching], way=config.way, beside=beside
+            net, data, short, seed, device, observers=[watching], execution=config.execution, beside=beside
         )
         pilots.append((federation, watching))
 
@@ -113,4 +113,4 @@ def _piloted(
         "threads": config.threads,
     }
     whole = StackedFederations(federations) if len(federations) > 1 else federations[0]
-    return federated(run, whole, log, record, depends)[1].rows
+    return run_or_resume(run, whole, log, record, depends)[1].rows

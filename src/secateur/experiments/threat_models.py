@@ -30,7 +30,7 @@ class Compression:
     def labels(self) -> dict[str, Any]:
         """The labels of rows."""
         name = "none" if self.pruner is None else str(self.pruner)
-        training_parts = [str(part) for part in (self.term, self.defense.acting_on("training")) if part]
+        training_parts = [str(part) for part in (self.term, self.defense.find_part("training")) if part]
         extra = {"original": "+".join(training_parts)} if training_parts else {}
         return {"pruner": name, "sparsity": self.sparsity, "defense": str(self.defense), "extra": extra}
 
@@ -45,7 +45,7 @@ class Compression:
     @property
     def original(self) -> Compression:
         """The model before pruning; of the defenses, only one that acts on training applies to it."""
-        scratch = self.defense if self.defense.acting_on("training") else BASIC
+        scratch = self.defense if self.defense.find_part("training") else BASIC
         return Compression(defense=scratch, term=self.term)
 
 
@@ -65,7 +65,7 @@ class Matchup:
         return labels | {"adaptive": self.adaptive, "extra": labels["extra"] | self.extra}
 
 
-def pruned(pruner: Choice, sparsity: float, defense: Defense) -> Compression:
+def compress_by(pruner: Choice, sparsity: float, defense: Defense) -> Compression:
     """Return the compression of a pruned model; sparsity 0 is its original."""
     term = pruner if isinstance(pruner.make(), TrainsWithPenalty) else None
     compression = Compression(pruner, sparsity, defense, term)
@@ -74,7 +74,7 @@ def pruned(pruner: Choice, sparsity: float, defense: Defense) -> Compression:
 
 def grid(config: Audit) -> list[Compression]:
     """Return every pruned model of the audit."""
-    return [pruned(*settings) for settings in product(config.pruner, config.sparsity, config.defense)]
+    return [compress_by(*settings) for settings in product(config.pruner, config.sparsity, config.defense)]
 
 
 def guess(config: Audit, victim: Compression) -> Compression:
@@ -94,22 +94,22 @@ def list_matchups(config: Audit, seed: int) -> Iterator[Matchup]:
                 yield Matchup(model, guess(config, model), config.adaptive)
     elif config.protocol == "unknown-sparsity":
         for pruner, defense in product(config.pruner, config.defense):
-            models = [pruned(pruner, sparsity, defense) for sparsity in [0.0, *config.sparsity]]
+            models = [compress_by(pruner, sparsity, defense) for sparsity in [0.0, *config.sparsity]]
             for victim, attacker in product(models, models):
-                yield _blind(config, victim, attacker)
+                yield _build_blind(config, victim, attacker)
     elif config.protocol == "unknown":
         models, rng = grid(config), derive(seed, "unknown")
         for number in range(config.experiments):
             victim, attacker = (models[int(torch.randint(len(models), (), generator=rng))] for _ in range(2))
             for side in (victim, attacker):  # the same victim, attacked with and without knowing
-                yield _blind(config, victim, side, experiment=number)
+                yield _build_blind(config, victim, side, experiment=number)
     else:
         for model in grid(config):
             yield Matchup(model, guess(config, model), config.adaptive)
             yield Matchup(model, None, config.adaptive, {"protocol": "select"})
 
 
-def _blind(config: Audit, victim: Compression, attacker: Compression, **extra: Any) -> Matchup:
+def _build_blind(config: Audit, victim: Compression, attacker: Compression, **extra: Any) -> Matchup:
     guessed = guess(config, attacker)
     extra |= {"protocol": config.protocol, "attacker_pruner": guessed.labels["pruner"]}
     extra |= {"attacker_sparsity": guessed.sparsity, "known": attacker == victim}

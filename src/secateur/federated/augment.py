@@ -28,10 +28,10 @@ class CropAndFlip:
     def __call__(self, inputs: Tensor, rng: Generator) -> Tensor:
         """Return new pictures (N, C, H, W); each picture has separate draws, on the generator's device."""
         moves = self.draw(len(inputs), rng).to(inputs.device)
-        return moved(inputs, torch.arange(len(inputs), device=inputs.device), moves, self.colour(inputs))
+        return move_pictures(inputs, torch.arange(len(inputs), device=inputs.device), moves, self.colour(inputs))
 
     def draw(self, count: int, rng: Generator) -> Tensor:
-        """Return moves (count, 3) for `moved`: the window's offset down, its offset right, and 1 if mirrored."""
+        """Return moves (count, 3) for `move_pictures`: the window's offsets down and right, and 1 if mirrored."""
         shifts = torch.randint(2 * self.padding + 1, (2, count), generator=rng, device=rng.device)
         mirrored = torch.randint(2, (count,), generator=rng, device=rng.device)
         return torch.stack([*(shifts - self.padding), mirrored], 1)
@@ -49,7 +49,7 @@ class CropAndFlip:
             raise WrongInput("augment", f"{channels}; use one value a channel, or one for all")
 
 
-def moved(inputs: Tensor, rows: Tensor, moves: Tensor, black: Tensor) -> Tensor:
+def move_pictures(inputs: Tensor, rows: Tensor, moves: Tensor, black: Tensor) -> Tensor:
     """Return shifted and mirrored windows (..., C, H, W) of the selected pictures, in one gather.
 
     Only the selected pictures are copied, so a CUDA graph can run this on `rows` that change between replays.
@@ -62,9 +62,9 @@ def moved(inputs: Tensor, rows: Tensor, moves: Tensor, black: Tensor) -> Tensor:
 
     Example:
         >>> picture, black = torch.tensor([[[[1.0, 2.0, 3.0], [4.0, 5.0, 6.0]]]]), torch.zeros(1)
-        >>> moved(picture, torch.tensor([0]), torch.tensor([[1, 1, 0]]), black)[0, 0].tolist()
+        >>> move_pictures(picture, torch.tensor([0]), torch.tensor([[1, 1, 0]]), black)[0, 0].tolist()
         [[5.0, 6.0, 0.0], [0.0, 0.0, 0.0]]
-        >>> moved(picture, torch.tensor([0]), torch.tensor([[1, 1, 1]]), black)[0, 0].tolist()
+        >>> move_pictures(picture, torch.tensor([0]), torch.tensor([[1, 1, 1]]), black)[0, 0].tolist()
         [[0.0, 6.0, 5.0], [0.0, 0.0, 0.0]]
     """
     height, width = inputs.shape[-2:]

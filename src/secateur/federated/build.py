@@ -26,7 +26,7 @@ from secateur.seeding import derive
 CLIENTS = 20  # the default
 
 
-def loaded(config: Federate) -> tuple[Dataset, torch.device]:
+def load_data(config: Federate) -> tuple[Dataset, torch.device]:
     """Return the data and the device; data without a test part gets one of a random fifth of the rows."""
     data, device = prepare(config)
     rows = len(data.inputs)

@@ -58,7 +58,7 @@ class Resumable(ABC):
         """Run one round."""
 
     @abstractmethod
-    def observed(self, number: int) -> bool:
+    def was_observed(self, number: int) -> bool:
         """Return True if observers have looked at a round's updates and finished, so that saving is worthwhile."""
 
     @property
@@ -93,17 +93,17 @@ class FederationLog:
     figures: list[dict[str, Any]] = field(default_factory=list)
     seconds: float = 0.0
 
-    def plain(self) -> dict[str, Any]:
+    def to_plain(self) -> dict[str, Any]:
         """Return the log as plain values for JSON."""
         return pack(self.rows) | {"figures": self.figures, "seconds": self.seconds}
 
     def load(self, plain: dict[str, Any]) -> None:
-        """Restore the result of `plain`."""
+        """Restore the result of `to_plain`."""
         self.rows = unpack(plain)
         self.figures, self.seconds = list(plain["figures"]), plain["seconds"]
 
 
-def federated(
+def run_or_resume(
     run: Run,
     federation: Resumable,
     log: FederationLog,
@@ -115,7 +115,7 @@ def federated(
 
     def compute() -> Result:
         follow(run.folder, key, federation, [log], record)
-        return Result(federation.model(), log.plain())
+        return Result(federation.model(), log.to_plain())
 
     result = run.stage(STAGE, depends, compute)
     forget(run.folder, STAGE, key)
@@ -126,7 +126,7 @@ def federated(
 
 def depends_of(terms: RoundsSpec, net: nn.Module, data: Dataset, seed: int, device: torch.device) -> dict[str, Any]:
     """Return everything that a federation's result depends on, except its observers."""
-    return terms.stated | training_key(net, data, terms.shares, seed, device)
+    return terms.description | training_key(net, data, terms.shares, seed, device)
 
 
 def training_key(
@@ -164,7 +164,7 @@ def follow(
     for done in federation.rounds():
         record(done)
         start = time.monotonic()
-        since, when = start - saved, (federation.observed(done.number), federation.puts_off)
+        since, when = start - saved, (federation.was_observed(done.number), federation.puts_off)
         if since < (_pause(takes, *when) if every is None else every) or federation.number >= federation.terms.rounds:
             continue
         tensors, data = federation.state()
@@ -173,7 +173,7 @@ def follow(
         if every is None and since < _pause(takes, *when):
             continue
         _share(logs, earlier + start - begun)
-        data = {"federation": data, "logs": [log.plain() for log in logs]}
+        data = {"federation": data, "logs": [log.to_plain() for log in logs]}
         kept = _save(path, Result(tensors, data), key, federation.number)
         saved = time.monotonic()
         speed = max(size, 1) / max(saved - start, 1e-9) if kept else speed

@@ -4,7 +4,7 @@
 objective all operations work entry by entry. So the same lines train one client, or many with tensors stacked along a
 first axis and an objective under vmap. `ClientTrainer` chooses between the two:
 
-| way        | training                                                                                          |
+| execution  | training                                                                                          |
 |------------|---------------------------------------------------------------------------------------------------|
 | sequential | one client after the other, channels_last; the default on a CPU                                   |
 | stacked    | all clients in one vmap; on a GPU a CUDA graph that reads the server's tensors where they are     |
@@ -31,14 +31,14 @@ from secateur.functional import Ask, Functional
 from secateur.gpu.client_ops import copies, descend, erase
 from secateur.gpu.precision import tf32
 from secateur.gpu.stacked_layers import Products
-from secateur.inference import arranged
+from secateur.inference import to_channels_last
 from secateur.interfaces import Batch, ClientResult, CustomTurn, Loss, Mask, Params
 
 Objective = Callable[..., Tensor]  # (params, buffers, inputs, labels, *noise) -> the loss, or (clients,) losses
 Choose = Callable[[Params, Params], Mask]  # (weights, dense gradient) -> a client's own mask; runs under vmap
 Rows = Tensor | Sequence[Tensor]  # of each step: (steps, B), or batches of several sizes
 Noise = Sequence[tuple[Tensor, ...]]  # the network's draws for each step
-WAYS = ("auto", "sequential", "stacked")
+EXECUTIONS = ("auto", "sequential", "stacked")
 
 
 def binary_cross_entropy(logits: Tensor, labels: Tensor) -> Tensor:
@@ -75,7 +75,7 @@ class LocalTraining:
         check_numbers(self, "[0, inf)", "weight_decay")
 
     @property
-    def plain(self) -> bool:
+    def is_plain(self) -> bool:
         """True if the trained weights are the start minus the learning rate times the sum of the gradients."""
         return self.momentum == 0 and self.weight_decay == 0
 
@@ -118,30 +118,30 @@ class ClientTrainer:
         model: BroadcastModel,
         local: LocalTraining,
         custom_turn: CustomTurn | None = None,
-        way: str = "auto",
+        execution: str = "auto",
     ) -> None:
         device = data.inputs.device
         check_network(net, custom_turn, data.inputs)
         self.data, self.model, self.local, self.custom_turn = data, model, local, custom_turn
         self.function = Functional(net, training=True, device=device)
-        self.stacks = stacks(way, device)
+        self.stacks = stacks(execution, device)
         self.summing = False  # True: the dense gradients are added up
         self._asks: dict[int, list[Ask]] = {}
 
-    def received(self, start: Params | None = None) -> Params:
-        """Return the start of one client, or of all, arranged for `one`: `start`, else the server's model."""
+    def arrange_start(self, start: Params | None = None) -> Params:
+        """Return the start of one client, or of all, arranged for `train_one`: `start`, else the server's model."""
         params = self.model.params if start is None else start
-        return params if self.custom_turn is not None else arranged(params)
+        return params if self.custom_turn is not None else to_channels_last(params)
 
-    def one(
+    def train_one(
         self, one: ClientInputs, start: Params, choose: Choose | None = None
     ) -> tuple[TrainedClient | ClientResult, Mask | None]:
         """Train one client; return the result and the mask that the client chose, if any."""
         batches = [self._batch(rows) for rows in one.rows]
         with tf32(True):
-            return self._trained(lambda function, *_: function, one, start, self.model.buffers, batches, choose)
+            return self._train_clients(lambda function, *_: function, one, start, self.model.buffers, batches, choose)
 
-    def many(
+    def train_many(
         self, many: ClientInputs, start: Params, choose: Choose | None
     ) -> tuple[TrainedClient | ClientResult, Mask | None]:
         """Train many stacked clients from the server's model, or from stacked tensors in `start`.
@@ -152,14 +152,14 @@ class ClientTrainer:
         inputs, labels = self._cast(self.data.inputs[many.rows]), self.data.labels[many.rows]
         batches = [(inputs[:, step], labels[:, step]) for step in range(many.rows.shape[1])]
         count, params, mask, fresh = len(inputs), self.model.params, self.model.mask, self.custom_turn is None
-        begun, buffers = (repeated(tensors, count) for tensors in (params, self.model.buffers))
+        begun, buffers = (repeat(tensors, count) for tensors in (params, self.model.buffers))
         if fresh:
             begun = {
                 name: start[name] if name in start else copies(value, count, mask.get(name))
                 for name, value in params.items()
             }
         with tf32(True), Products():
-            return self._trained(vmap, many, begun, buffers, batches, choose, fresh)
+            return self._train_clients(vmap, many, begun, buffers, batches, choose, fresh)
 
     def noise(self, rows: Rows, rng: Generator) -> Noise:
         """Return the network's random draws for each step: dropout, and noise inside the network."""
@@ -170,7 +170,7 @@ class ClientTrainer:
                 self._asks[size] = self.function.asks(tensors, self._cast(self.data.inputs[[0] * size]))
         return [tuple(ask.draw(rng) for ask in self._asks[size]) for size in sizes]
 
-    def _trained(
+    def _train_clients(
         self,
         mapped: Callable[..., Any],  # vmap, or for one client the identity
         turn_inputs: ClientInputs,
@@ -200,7 +200,7 @@ class ClientTrainer:
         if self.custom_turn is not None:
             return self._custom_turn(mapped, turn_inputs, batches, mask), mask
         after = train(objective, before.params, before.buffers, mask, steps[-1:], local, summing=True)
-        return added(before, after, len(first), 1), mask
+        return add_trainings(before, after, len(first), 1), mask
 
     def _custom_turn(
         self,
@@ -231,7 +231,7 @@ class ClientTrainer:
     def _batch(self, rows: Tensor) -> tuple[Tensor, Tensor]:
         rows = rows.to(self.data.inputs.device)
         inputs = self._cast(self.data.inputs[rows])
-        return inputs if self.custom_turn is not None else arranged({"": inputs})[""], self.data.labels[rows]
+        return inputs if self.custom_turn is not None else to_channels_last({"": inputs})[""], self.data.labels[rows]
 
     def _cast(self, inputs: Tensor) -> Tensor:
         return inputs.to(next(iter(self.model.params.values())).dtype)
@@ -327,25 +327,25 @@ def gradient(objective: Objective, params: Params, buffers: Params, batch: tuple
     return dict(zip(leaves, grads, strict=True))
 
 
-def added(before: TrainedClient, after: TrainedClient, first: int, then: int) -> TrainedClient:
+def add_trainings(before: TrainedClient, after: TrainedClient, first: int, then: int) -> TrainedClient:
     """Return a training of `first` steps and one of `then` more steps as one."""
     summed = {name: value + before.summed[name] if before.summed else value for name, value in after.summed.items()}
     return after._replace(summed=summed, loss=(first * before.loss + then * after.loss) / (first + then))
 
 
-def stacks(way: str, device: torch.device) -> bool:
-    """Return True if clients train stacked in this way; refuse a way that is not known."""
-    if way not in WAYS:
-        raise unknown("way", way, WAYS)
-    return way == "stacked" or (way == "auto" and device.type == "cuda")
+def stacks(execution: str, device: torch.device) -> bool:
+    """Return True if clients train stacked in this execution; refuse an unknown one."""
+    if execution not in EXECUTIONS:
+        raise unknown("execution", execution, EXECUTIONS)
+    return execution == "stacked" or (execution == "auto" and device.type == "cuda")
 
 
-def repeated(tensors: Params, count: int) -> Params:
+def repeat(tensors: Params, count: int) -> Params:
     """Return views that repeat each tensor along a new first axis."""
     return {name: value.expand(count, *value.shape) for name, value in tensors.items()}
 
 
-def even(rows: Sequence[Rows]) -> bool:
+def are_even(rows: Sequence[Rows]) -> bool:
     """Return True if all clients have the same number of batches, all of one size."""
     sizes = {tuple(len(batch) for batch in batches) for batches in rows}
     return len(sizes) == 1 and len(set(next(iter(sizes)))) == 1

@@ -12,8 +12,8 @@ import torch
 from torch import Generator, Tensor, nn, vmap
 
 from secateur import tree
-from secateur.defenses.uploads import capturable, drawn, makes_anew
-from secateur.defenses.withholding import Rates, divided, entries_sent, nothing_saved, put_back
+from secateur.defenses.uploads import capturable, draw_noise, makes_anew
+from secateur.defenses.withholding import Rates, divide, empty_state, mask_sent, put_back
 from secateur.federated.base_pruning import BasePruning
 from secateur.federated.client_training import (
     BroadcastModel,
@@ -61,11 +61,11 @@ class ClientTurn:
     """The turns of a federation's clients, run one by one or stacked."""
 
     def __init__(
-        self, net: nn.Module, terms: FederationSpec, server: BroadcastSource, data: Batch, way: str = "auto"
+        self, net: nn.Module, terms: FederationSpec, server: BroadcastSource, data: Batch, execution: str = "auto"
     ) -> None:
         self.net, self.terms, self.server, self.data = net, terms, server, data
         self.varies = any(rule is not None for rule in (terms.withholding, terms.custom_turn, terms.upload))
-        self.trainer = ClientTrainer(net, data, server.model, terms.local, terms.custom_turn, way)
+        self.trainer = ClientTrainer(net, data, server.model, terms.local, terms.custom_turn, execution)
         self.trainer.summing = terms.withholding is not None or terms.sends_gradients or server.base.wants_squares
         self.stacks = self.trainer.stacks and (terms.upload is None or capturable(terms.upload))
 
@@ -77,7 +77,7 @@ class ClientTurn:
         noise = self.trainer.noise(rows, training)
         if terms.withholding is not None:
             return noise, terms.withholding.noise(weights, sending)
-        return noise, {} if terms.upload is None else drawn(terms.upload, weights, sending)
+        return noise, {} if terms.upload is None else draw_noise(terms.upload, weights, sending)
 
     def inputs(
         self, seed: int, number: int, client: int, rows: Rows, state: Params, purpose: str = "noise"
@@ -93,27 +93,27 @@ class ClientTurn:
 
     def __call__(self, clients: Iterable[tuple[ClientInputs, Generator]], number: int) -> Iterator[ClientUpdate]:
         """Yield the updates of clients, one by one; each client's generator is for an upload that draws by itself."""
-        received, choose = self.trainer.received(), self.choosing(number)
+        received, choose = self.trainer.arrange_start(), self.choice_of_masks(number)
         for client, rng in clients:
             start = self.start(client.state)
-            begun = received if start is None else self.trainer.received(start)
-            trained, chosen = self.trainer.one(client, begun, choose)
+            begun = received if start is None else self.trainer.arrange_start(start)
+            trained, chosen = self.trainer.train_one(client, begun, choose)
             yield self.update(trained, chosen, client, number, rng)
 
-    def many(self, many: ClientInputs, number: int, choose: Choose | None) -> ClientUpdate:
+    def run_many(self, many: ClientInputs, number: int, choose: Choose | None) -> ClientUpdate:
         """Return the stacked updates of many clients; all random draws are in the inputs."""
         model = self.server.model
         start = put_back(model.params, many.state, model.mask) if self.reloads else {}
-        trained, chosen = self.trainer.many(many, start, choose)
+        trained, chosen = self.trainer.train_many(many, start, choose)
         kind, nothing = type(trained), Generator()
         if isinstance(trained, TrainedClient) and self.terms.withholding is not None and self.terms.upload is None:
             return self._withhold(trained, chosen, many, vmap)
 
-        def sent(trained: Any, chosen: Mask | None, *inputs: Any) -> tuple[Any, ...]:
+        def send_one(trained: Any, chosen: Mask | None, *inputs: Any) -> tuple[Any, ...]:
             update = self.update(kind(*trained), chosen, ClientInputs(*inputs), number, nothing)
             return tuple({} if part is None else part for part in update[:-1])  # vmap cannot return None
 
-        updates = vmap(sent, (0, None if chosen is None else 0, 0, 0, 0, 0))
+        updates = vmap(send_one, (0, None if chosen is None else 0, 0, 0, 0, 0))
         values, buffers, entries, own_mask, *others = updates(tuple(trained), chosen, *many)
         return ClientUpdate(values, buffers, entries or None, own_mask or None, *others)
 
@@ -123,7 +123,7 @@ class ClientTurn:
         if terms.custom_turn is not None:
             return terms.custom_turn.init(weights)
         if terms.withholding is not None:
-            return nothing_saved(weights) if terms.withholding.pseudo else {}
+            return empty_state(weights) if terms.withholding.pseudo else {}
         return {} if terms.upload is None else terms.upload.init(weights)
 
     @property
@@ -137,7 +137,7 @@ class ClientTurn:
         received = self.server.model.params
         return received | put_back(received, state) if self.reloads else None
 
-    def choosing(self, number: int) -> Choose | None:
+    def choice_of_masks(self, number: int) -> Choose | None:
         """Return the function by which clients choose their masks in this round; None: they choose none."""
         base = self.server.base
         if not (self.server.prunes and self.terms.at_client and base.adjusts(number)):
@@ -157,15 +157,15 @@ class ClientTurn:
         """Return the update of one trained client, under the mask `chosen` by the client or else the server's."""
         mask = self.server.model.mask if chosen is None else chosen
         if isinstance(trained, ClientResult):
-            sending = entries_sent(trained.withheld, mask) if self.terms.counts_sent else None
-            summed = self._shared(trained.summed, trained.withheld)
+            sending = mask_sent(trained.withheld, mask) if self.terms.counts_sent else None
+            summed = self._select_shared(trained.summed, trained.withheld)
             return ClientUpdate(trained.values, {}, sending, chosen, summed, trained.state, trained.withheld)
         if self.terms.sends_gradients:
             return self._gradient(trained, client, number, rng)
         if self.terms.withholding is None:
             return ClientUpdate(trained.params, trained.buffers, None, chosen, trained.summed, {}, {})
         if self.terms.upload is not None:
-            trained = self._noised(trained, client, number, rng)
+            trained = self._add_noise(trained, client, number, rng)
         return self._withhold(trained, chosen, client)
 
     def _withhold(
@@ -189,13 +189,13 @@ class ClientTurn:
             return rule.withheld(weights, gradient, mask, noise=noise)
 
         withheld = mapped(choose, (0, 0, mask_axis, 0))(trained.params, gradient, mask, client.chance)
-        covered = mapped(entries_sent, (0, mask_axis))(withheld, mask) if self.terms.counts_sent else None
-        values, state = divided(trained.params, withheld, rule.pseudo)
+        covered = mapped(mask_sent, (0, mask_axis))(withheld, mask) if self.terms.counts_sent else None
+        values, state = divide(trained.params, withheld, rule.pseudo)
         return ClientUpdate(
-            values, trained.buffers, covered, chosen, self._shared(trained.summed, withheld), state, withheld
+            values, trained.buffers, covered, chosen, self._select_shared(trained.summed, withheld), state, withheld
         )
 
-    def _shared(self, summed: Params, withheld: Mask) -> Params:
+    def _select_shared(self, summed: Params, withheld: Mask) -> Params:
         """Return the gradients whose squares the client sends."""
         if not self.server.base.spares_withheld:
             return summed
@@ -208,43 +208,43 @@ class ClientTurn:
         """
         local, received = self.terms.local, self.server.model.params
         grads = trained.summed
-        if not local.plain:
+        if not local.is_plain:
             grads = {name: (received[name] - value) / local.learning_rate for name, value in trained.params.items()}
-        grads = {name: value.contiguous() for name, value in tree.masked(grads, self.server.model.mask).items()}
+        grads = {name: value.contiguous() for name, value in tree.mask_tree(grads, self.server.model.mask).items()}
         state = client.state
         if self.terms.upload is not None:
-            grads, state = self._uploaded(grads, client, number, rng)
-            grads = tree.masked(grads, self.server.model.mask)
+            grads, state = self._upload(grads, client, number, rng)
+            grads = tree.mask_tree(grads, self.server.model.mask)
         return ClientUpdate(grads, self._statistics(trained), None, None, trained.summed, state, {})
 
-    def _noised(self, trained: TrainedClient, client: ClientInputs, number: int, rng: Generator) -> TrainedClient:
+    def _add_noise(self, trained: TrainedClient, client: ClientInputs, number: int, rng: Generator) -> TrainedClient:
         """Redo the client's single step with the gradient that a defense (dp) computes again from the examples.
 
         The withheld entries are chosen after this step.
         """
         assert self.terms.upload is not None
         rng = derive(rng.initial_seed(), "upload")  # the draws in `client` belong to the withholding rule
-        private = client._replace(chance=drawn(self.terms.upload, self.server.weights, rng))
-        grads, _ = self._uploaded(trained.summed, private, number, rng)
+        private = client._replace(chance=draw_noise(self.terms.upload, self.server.weights, rng))
+        grads, _ = self._upload(trained.summed, private, number, rng)
         rate = self.terms.local.learning_rate
-        params = {name: value - rate * grads[name] for name, value in self._begun(client).items()}
+        params = {name: value - rate * grads[name] for name, value in self._begin(client).items()}
         return trained._replace(
-            params=tree.masked(params, self.server.model.mask), summed=grads, buffers=self._statistics(trained)
+            params=tree.mask_tree(params, self.server.model.mask), summed=grads, buffers=self._statistics(trained)
         )
 
-    def _uploaded(self, grads: Params, client: ClientInputs, number: int, rng: Generator) -> tuple[Params, Params]:
+    def _upload(self, grads: Params, client: ClientInputs, number: int, rng: Generator) -> tuple[Params, Params]:
         """Apply the upload defense to a gradient; return the sent gradient and the client's new state."""
-        upload, batch, begun = self.terms.upload, self.data.take(flat(client.rows)), self._begun(client)
+        upload, batch, begun = self.terms.upload, self.data.take(flatten_rows(client.rows)), self._begin(client)
         assert upload is not None
         batch = batch._replace(inputs=batch.inputs.to(next(iter(begun.values())).dtype))
         turning = UploadContext(self.net, self.server.received | begun, batch, number, rng, self.terms.local.loss)
         draws = {"noise": client.chance} if client.chance else {}
         return upload(grads, client.state, turning, **draws)
 
-    def _begun(self, client: ClientInputs) -> Params:
+    def _begin(self, client: ClientInputs) -> Params:
         """Return the parameters from which a client starts; dropped entries are zero from the start."""
         start = self.start(client.state)
-        return tree.masked(self.server.model.params if start is None else start, self.server.model.mask)
+        return tree.mask_tree(self.server.model.params if start is None else start, self.server.model.mask)
 
     def _statistics(self, trained: TrainedClient) -> Params:
         """Return BatchNorm's statistics, sent openly; none under a promised epsilon, which does not cover them."""
@@ -252,6 +252,6 @@ class ClientTurn:
         return {} if upload is not None and makes_anew(upload) else trained.buffers
 
 
-def flat(rows: Rows) -> Tensor:
+def flatten_rows(rows: Rows) -> Tensor:
     """Return the rows of all steps in their order."""
     return rows.flatten() if isinstance(rows, Tensor) else torch.cat([*rows])

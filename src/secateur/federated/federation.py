@@ -23,15 +23,15 @@ from secateur.errors import NotFinite
 from secateur.federated.attacks.observer import Arrived, Observer, RoundObservers
 from secateur.federated.averaging import alive_of
 from secateur.federated.checkpoint import Resumable, check_state
-from secateur.federated.client_training import Rows, even
-from secateur.federated.client_turn import ClientTurn, ClientUpdate, flat
+from secateur.federated.client_training import Rows, are_even
+from secateur.federated.client_turn import ClientTurn, ClientUpdate, flatten_rows
 from secateur.federated.faults import NO_ANSWER, Fault, apply_fault, refusal
 from secateur.federated.sampling import SampledClients, sampler_of
 from secateur.federated.server import RoundSums, Server
 from secateur.federated.spec import FederationSpec
 from secateur.federated.stacked_rounds import ClientStateBank, Room, StackedRounds, room_for
-from secateur.federated.traffic import Ledger, Round, spent, values_of
-from secateur.functional import joined
+from secateur.federated.traffic import Ledger, Round, measure_epsilon, values_of
+from secateur.functional import join_state
 from secateur.inference import logits
 from secateur.interfaces import Batch, Loss, Params
 from secateur.models.create import check
@@ -53,7 +53,7 @@ class Federation(Resumable):
         device: torch.device | str = "cpu",
         *,
         observers: Sequence[Observer] = (),
-        way: str = "auto",
+        execution: str = "auto",
     ) -> None:
         check(net, data.input_shape, data.classes)
         self.net, self.terms, self.seed, self.device = net, terms, seed, torch.device(device)
@@ -65,7 +65,7 @@ class Federation(Resumable):
             net, Batch(inputs[data.train_size :], labels[data.train_size :]), terms.local.loss
         )
         self.sampler = sampler_of(terms, seed, self.device)
-        self.turns = ClientTurn(net, terms, self.server, self.train, way)
+        self.turns = ClientTurn(net, terms, self.server, self.train, execution)
         self.ledger = Ledger(len(terms.shares), self.server.base.wants_squares)
         self.states: MutableMapping[int, Params] = {}  # by client, of those sampled so far; hidden from the server
         self.together: StackedRounds | None = None
@@ -88,15 +88,15 @@ class Federation(Resumable):
 
     def model(self) -> Params:
         """Return the server's model as it is now: a state_dict of copies, exactly 0 where the mask drops."""
-        return joined(self.net, tree.masked(self.server.weights, self.server.mask) | self.server.buffers)
+        return join_state(self.net, tree.mask_tree(self.server.weights, self.server.mask) | self.server.buffers)
 
     def examples(self, rows: Rows) -> Batch:
         """Return the examples of all steps in their order."""
-        return self.train.take(flat(rows).to(self.device))
+        return self.train.take(flatten_rows(rows).to(self.device))
 
-    def observed(self, number: int) -> bool:
+    def was_observed(self, number: int) -> bool:
         """Return True if an observer looks at the round's updates and does not postpone its attack."""
-        return bool(self.panel.looking(number)) and not self.panel.waits
+        return bool(self.panel.select_observers(number)) and not self.panel.waits
 
     @property
     def puts_off(self) -> bool:
@@ -106,7 +106,7 @@ class Federation(Resumable):
     def state(self) -> tuple[Params, dict[str, Any]]:
         """Return everything that the next round depends on, for `load`: tensors, and plain values."""
         kept, observers = self.panel.state()
-        tensors = tree.nested({"server": self.server.state(), "client": tree.nested(self.states), "observer": kept})
+        tensors = tree.nest({"server": self.server.state(), "client": tree.nest(self.states), "observer": kept})
         data = {"round": self.number, "seed": self.seed, "ledger": self.ledger.state(), "observers": observers}
         return tensors, data
 
@@ -126,20 +126,20 @@ class Federation(Resumable):
         """Run one round: sample, broadcast, train, send, average, adjust."""
         terms, server, traffic, drawn = self.terms, self.server, self.ledger.traffic, self.sampler(number)
         evaluating = number % terms.evaluate_every == 0 or number == terms.rounds
-        own_masks = self.turns.choosing(number) is not None  # True: clients choose their own masks
+        own_masks = self.turns.choice_of_masks(number) is not None  # True: clients choose their own masks
         sizing = traffic.due(own_masks, evaluating)
         server.broadcast()
         if sizing:
             traffic.measure_model(server.received, server.model.mask, terms.broadcast == "dense")
         traffic.broadcast(drawn.clients)
         faults = self._faults(number, drawn)
-        gather = self._stacked if self.together is not None and even(drawn.rows) else self._one_by_one
+        gather = self._run_stacked if self.together is not None and are_even(drawn.rows) else self._run_one_by_one
         gathered, arrived = gather(number, drawn, faults, sizing, evaluating)
         self.panel.show(number, drawn, faults, arrived, gathered)
         self.ledger.arrive(number, arrived, own_masks)
         server.step(gathered)
         if server.adjust(number, derive(self.seed, "adjust", number)):
-            traffic.changed()
+            traffic.note_change()
         if self.turns.varies:
             traffic.measured = []
         self.number = number
@@ -150,25 +150,25 @@ class Federation(Resumable):
         withheld = dict(zip(("withheld_of_kept", "withheld_of_all"), mean_rates, strict=False))
         judged = self.judge(self.model()) | {"density": server.density} | withheld
         last = number == terms.rounds
-        measures = self.ledger.measures(number, judged, last) + spent(terms, self.ledger.turns, number, last)
+        measures = self.ledger.measures(number, judged, last) + measure_epsilon(terms, self.ledger.turns, number, last)
         return Round(number, measures)
 
     def _faults(self, number: int, drawn: SampledClients) -> dict[int, Fault]:
         victims = self.panel.victims(number, drawn.clients)
         faults = self.terms.faults.draw(drawn.clients, drawn.steps, self.seed, derive(self.seed, "faults", number))
         faults |= {client: "tampered" for client in drawn.clients if client in victims and client not in faults}
-        self.ledger.trained(client for client in drawn.clients if faults.get(client) != "dropped")
+        self.ledger.record_trained(client for client in drawn.clients if faults.get(client) != "dropped")
         for client, fault in faults.items():
             if fault in NO_ANSWER:
                 self.ledger.lose(number, client, fault)
         return faults
 
-    def _stacked(
+    def _run_stacked(
         self, number: int, drawn: SampledClients, faults: dict[int, Fault], sizing: bool, evaluating: bool
     ) -> tuple[RoundSums, list[Arrived]]:
         """Return the sum of all updates of the round, trained as one stack; single updates are read where needed."""
         assert self.together is not None
-        looked = bool(self.panel.looking(number))
+        looked = bool(self.panel.select_observers(number))
         answers = [self._answers(number, client, faults) for client in drawn.clients]
         stacked = self.together(number, drawn, answers, faults)
         needed = looked or sizing or evaluating
@@ -178,7 +178,7 @@ class Federation(Resumable):
         for lane in (lane for lane, answered in enumerate(answers) if answered):
             arrival = Arrived(drawn.clients[lane], drawn.rows[lane], {}, {}, alive[lane], sizes[lane])
             if needed:
-                arrival = self._shown(arrival, stacked.lane(lane), looked, sizing and not arrived, evaluating)
+                arrival = self._strip_arrival(arrival, stacked.lane(lane), looked, sizing and not arrived, evaluating)
             arrived.append(arrival)
         return stacked.gathered, arrived
 
@@ -190,12 +190,12 @@ class Federation(Resumable):
             self.ledger.lose(number, client, refused)
         return fault not in NO_ANSWER and refused is None
 
-    def _one_by_one(
+    def _run_one_by_one(
         self, number: int, drawn: SampledClients, faults: dict[int, Fault], sizing: bool, evaluating: bool
     ) -> tuple[RoundSums, list[Arrived]]:
         """Return the sum of the updates that have the right form and are finite; note the others as lost."""
-        server, waits, looked = self.server, self.waits, bool(self.panel.looking(number))
-        gathered = server.gathering(own_masks=self.turns.choosing(number) is not None)
+        server, waits, looked = self.server, self.waits, bool(self.panel.select_observers(number))
+        gathered = server.begin_sums(own_masks=self.turns.choice_of_masks(number) is not None)
         arrived: list[Arrived] = []
         for client, rows, update in self._updates(number, drawn, faults):
             values = apply_fault(update.values, faults.get(client))  # traffic is measured before the fault
@@ -211,7 +211,7 @@ class Federation(Resumable):
             varies = self.turns.varies or bool(server.squares) or update.own_mask is not None
             size = values_of(update, bool(server.squares)) if varies else None
             arrival = Arrived(client, rows, {}, {}, alive, size)
-            arrived.append(self._shown(arrival, update, looked, sizing and not arrived, evaluating))
+            arrived.append(self._strip_arrival(arrival, update, looked, sizing and not arrived, evaluating))
         return gathered, arrived
 
     def _updates(
@@ -244,7 +244,9 @@ class Federation(Resumable):
     def _states_device(self) -> torch.device:
         return torch.device("cpu") if self.room is not None and self.room.on_host else self.device
 
-    def _shown(self, arrival: Arrived, update: ClientUpdate, looked: bool, sizing: bool, evaluating: bool) -> Arrived:
+    def _strip_arrival(
+        self, arrival: Arrived, update: ClientUpdate, looked: bool, sizing: bool, evaluating: bool
+    ) -> Arrived:
         """Return the arrival with the numbers that are asked for; all others are let go, as a round is a stream."""
         if sizing:
             self.ledger.traffic.measure_update(update, self.server.model.mask)

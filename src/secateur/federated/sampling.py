@@ -62,7 +62,7 @@ class Sampler:
                 self._draw(derive(self.seed, "round", round_number))
                 for round_number in range(first, first + self._at_once)
             ]
-            self._ahead = dict(enumerate(self._moved(drawn), start=first))
+            self._ahead = dict(enumerate(self._move_rows(drawn), start=first))
         return self._ahead[number]
 
     def clients(self, number: int) -> list[int]:
@@ -83,12 +83,12 @@ class Sampler:
         size = self.local.batch_size
         if self.local.steps is None:
             passes = range(self.local.epochs or 1)
-            return [part for _ in passes for part in torch.split(_shuffled(share, rng), size)]
+            return [part for _ in passes for part in torch.split(_shuffle(share, rng), size)]
         needed = self.local.steps * size
         passes = range(-(-needed // len(share)))
-        return torch.cat([_shuffled(share, rng) for _ in passes])[:needed].view(self.local.steps, size)
+        return torch.cat([_shuffle(share, rng) for _ in passes])[:needed].view(self.local.steps, size)
 
-    def _moved(self, drawn: list[SampledClients]) -> list[SampledClients]:
+    def _move_rows(self, drawn: list[SampledClients]) -> list[SampledClients]:
         """Copy the rows of all rounds to a GPU at once; elsewhere return them unchanged."""
         if self.device.type != "cuda" or self.local.steps is None:
             return drawn
@@ -102,5 +102,5 @@ def sampler_of(terms: FederationSpec, seed: int, device: torch.device | str = "c
     return Sampler(terms.shares, terms.per_round, terms.local, seed, device, terms.fixed_batches)
 
 
-def _shuffled(share: Tensor, rng: Generator) -> Tensor:
+def _shuffle(share: Tensor, rng: Generator) -> Tensor:
     return share[torch.randperm(len(share), generator=rng)]

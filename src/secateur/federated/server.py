@@ -13,7 +13,7 @@ from secateur.federated.client_training import BroadcastModel
 from secateur.federated.client_turn import ClientUpdate
 from secateur.federated.spec import FederationSpec
 from secateur.federated.traffic import squares_of
-from secateur.functional import joined, split
+from secateur.functional import join_state, split
 from secateur.gpu.client_ops import add_weighted
 from secateur.interfaces import Batch, Mask, Params
 
@@ -54,7 +54,7 @@ class Server:
         share = terms.shares[int(torch.randint(len(terms.shares), (), generator=rng))]
         batch = data.take(share[torch.randperm(len(share), generator=rng)[:SAMPLES]].to(device))
         batch = batch._replace(inputs=batch.inputs.to(next(iter(self.weights.values())).dtype))
-        started = self.base.start(net, joined(net, self.weights | self.buffers), batch, rng)
+        started = self.base.start(net, join_state(net, self.weights | self.buffers), batch, rng)
         self.mask: Mask = {name: keep.to(device).clone() for name, keep in started.items()}
         self.prunes = self.base.rate > 0
         self.keeps_dropped = self.base.keeps_dropped or terms.broadcast == "dense"
@@ -68,26 +68,26 @@ class Server:
     @property
     def received(self) -> Params:
         """The model that every client of the round receives: parameters and buffers."""
-        return joined(self.net, self.model.params | self.model.buffers)
+        return join_state(self.net, self.model.params | self.model.buffers)
 
     @property
     def density(self) -> float:
         """The share of the prunable weights that the mask keeps."""
-        return tree.kept(self.mask)
+        return tree.kept_share(self.mask)
 
     @torch.no_grad()
     def broadcast(self) -> None:
         """Copy the weights into the model that this round's clients read."""
-        sent = self.weights if self.terms.broadcast == "dense" else tree.masked(self.weights, self.model.mask)
+        sent = self.weights if self.terms.broadcast == "dense" else tree.mask_tree(self.weights, self.model.mask)
         torch._foreach_copy_(list(self.model.params.values()), [sent[name] for name in self.model.params])
         for name, value in self.model.buffers.items():
             value.copy_(self.buffers[name])
 
-    def gathering(self, own_masks: bool = False) -> RoundSums:
+    def begin_sums(self, own_masks: bool = False) -> RoundSums:
         """Return empty averages for this round's updates; by entry if clients choose their own masks."""
         all_sent = self.terms.averaging == "coverage" and not self.terms.counts_sent
         values = Average("weighted" if all_sent else self.terms.averaging, self.weights, self.exact, own_masks)
-        return RoundSums(values, Average("weighted", self._floating(self.buffers), self.exact))
+        return RoundSums(values, Average("weighted", self._select_floating(self.buffers), self.exact))
 
     def numbers(self, update: ClientUpdate) -> Params:
         """Return all tensors of an update that must be finite: also the squares, which cover unsent entries too."""
@@ -98,9 +98,9 @@ class Server:
     def add(self, gathered: RoundSums, update: ClientUpdate, size: int, alive: Tensor | None) -> None:
         """Add the complete update of one client."""
         own_mask = update.own_mask
-        gathered.values.add(update.values, size, self._counted(update), alive)
+        gathered.values.add(update.values, size, self._mask_counted(update), alive)
         if update.buffers:
-            gathered.statistics.add(self._floating(update.buffers), size, None, alive)
+            gathered.statistics.add(self._select_floating(update.buffers), size, None, alive)
         if own_mask is not None:
             union = gathered.union or {name: torch.zeros_like(keep) for name, keep in own_mask.items()}
             gathered.union = {n: union[n] | (keep if alive is None else keep & alive) for n, keep in own_mask.items()}
@@ -110,9 +110,9 @@ class Server:
     @torch.no_grad()
     def add_stacked(self, gathered: RoundSums, update: ClientUpdate, sizes: Tensor, alive: Tensor) -> None:
         """Add the updates of many clients, tensors (clients, ...); only those that are `alive` count."""
-        gathered.values.add_stacked(update.values, sizes, self._counted(update), alive)
+        gathered.values.add_stacked(update.values, sizes, self._mask_counted(update), alive)
         if update.buffers:
-            gathered.statistics.add_stacked(self._floating(update.buffers), sizes, None, alive)
+            gathered.statistics.add_stacked(self._select_floating(update.buffers), sizes, None, alive)
         if update.own_mask is not None:
             kept = {name: keep.movedim(0, -1) & alive for name, keep in update.own_mask.items()}
             gathered.union = {name: keep.any(-1) for name, keep in kept.items()}
@@ -121,7 +121,7 @@ class Server:
             for name, total in self.squares.items():
                 add_weighted(total, update.summed[name], weights, squared=True)
 
-    def _counted(self, update: ClientUpdate) -> Mask | None:
+    def _mask_counted(self, update: ClientUpdate) -> Mask | None:
         """Return the entries that an average by entry counts as the client's."""
         return update.sent if self.terms.counts_sent else update.own_mask
 
@@ -139,7 +139,7 @@ class Server:
 
     def statistics_of(self, gathered: RoundSums) -> Params:
         """Return the average of the BatchNorm statistics that arrived, or else the server's."""
-        return gathered.statistics.result(self._floating(self.buffers))
+        return gathered.statistics.result(self._select_floating(self.buffers))
 
     @torch.no_grad()
     def step(self, gathered: RoundSums) -> None:
@@ -198,5 +198,5 @@ class Server:
         for name, value in self.state().items():
             value.copy_(state[name])
 
-    def _floating(self, buffers: Params) -> Params:
+    def _select_floating(self, buffers: Params) -> Params:
         return {name: value for name, value in buffers.items() if value.is_floating_point()}

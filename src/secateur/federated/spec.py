@@ -30,7 +30,7 @@ from secateur.federated.faults import Faults
 from secateur.federated.submodels.rules import Rule
 from secateur.interfaces import CustomTurn, Upload
 from secateur.pruning.channels import NORMS
-from secateur.pruning.masks import one_of
+from secateur.pruning.masks import check_name
 
 UPLOADS = (DualGradientPruning, TopK, GaussianNoise)  # uploads that need only the update; error feedback may wrap them
 NOT_HERE = "cannot be combined with sub-models; use dgp, top-k, noise, or a rule that withholds, such as pseudo-largest"
@@ -56,7 +56,7 @@ class RoundsSpec:
             check_number("per_round", self.per_round, f"[1, {len(self.shares)}]")
 
     @property
-    def stated(self) -> dict[str, Any]:
+    def description(self) -> dict[str, Any]:
         """The specification in words and numbers, for readers of the result."""
         values = {field.name: getattr(self, field.name) for field in fields(self) if field.name != "shares"}
         return {n: v if isinstance(v, str | int | float | None) else repr(v) for n, v in values.items()}
@@ -84,9 +84,9 @@ class FederationSpec(RoundsSpec):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        one_of("averaging", self.averaging, AVERAGINGS)
-        one_of("broadcast", self.broadcast, ("masked", "dense"))
-        one_of("view", self.view, ("update", "sum"))
+        check_name("averaging", self.averaging, AVERAGINGS)
+        check_name("broadcast", self.broadcast, ("masked", "dense"))
+        check_name("view", self.view, ("update", "sum"))
         check_numbers(self, "(0, inf)", "server_rate")
         check_numbers(self, "[0, 1)", "server_momentum")
         self._check_sending()
@@ -94,7 +94,7 @@ class FederationSpec(RoundsSpec):
     def _check_sending(self) -> None:
         recomputes = self.upload is not None and makes_anew(self.upload)
         private = recomputes or isinstance(self.custom_turn, PrivateTurn)
-        plain = self.local.plain
+        plain = self.local.is_plain
         rewriting = [self.custom_turn, self.withholding, None if recomputes and not self.custom_turn else self.upload]
         if sum(rule is not None for rule in rewriting) > 1:
             raise WrongInput("defense", "two that rewrite a client's update cannot be combined; use one of them")
@@ -144,9 +144,9 @@ class FederationSpec(RoundsSpec):
         return "clients send the squares of their dense gradients, of what they withhold too; no attack reads these"
 
     @property
-    def stated(self) -> dict[str, Any]:
+    def description(self) -> dict[str, Any]:
         """The specification in words and numbers, for readers of the result."""
-        return super().stated | {"loss": name_function(self.local.loss)}
+        return super().description | {"loss": name_function(self.local.loss)}
 
 
 @dataclass(frozen=True)
@@ -189,9 +189,9 @@ class SubmodelSpec(RoundsSpec):
         check_whole("test_batch", self.test_batch, 2)
         if len(self.rates) != len(self.shares):
             raise WrongInput("client_widths", f"{len(self.rates)} are set for {len(self.shares)} clients")
-        one_of("averaging", self.averaging, ("uniform", "weighted"))
-        one_of("uncovered", self.uncovered, ("keep", "zero"))
-        one_of("batchnorm", self.batchnorm, ("static", "reestimated"))
+        check_name("averaging", self.averaging, ("uniform", "weighted"))
+        check_name("uncovered", self.uncovered, ("keep", "zero"))
+        check_name("batchnorm", self.batchnorm, ("static", "reestimated"))
         if self.upload is not None and not isinstance(inner_of(self.upload), UPLOADS):
             raise WrongInput("defense", f"{type(inner_of(self.upload)).__name__} {NOT_HERE}")
         if self.rule.alone and (self.upload is not None or self.withholding is not None or self.faults.any):
@@ -203,10 +203,10 @@ class SubmodelSpec(RoundsSpec):
         return [1.0] * len(self.rates) if self.rule.whole else list(self.rates)
 
     @property
-    def stated(self) -> dict[str, Any]:
+    def description(self) -> dict[str, Any]:
         """The specification in words and numbers, for readers of the result."""
         augmented = {} if self.local.augment is None else {"augment": repr(self.local.augment)}
-        return super().stated | {"rates": self.used_rates, **augmented}
+        return super().description | {"rates": self.used_rates, **augmented}
 
     def check_rows(self, net: nn.Module) -> None:
         """Raise WrongInput for clients with too few rows for BatchNorm, or for a validation split."""

@@ -74,10 +74,10 @@ class StackedRounds:
         self, number: int, drawn: SampledClients, answered: Sequence[bool], faults: dict[int, Fault]
     ) -> RoundOutputs:
         """Run one round after the broadcast, and keep the clients' states; the caller makes the server's step."""
-        round_inputs, choose = self._inputs(number, drawn, answered, faults), self.turns.choosing(number)
+        round_inputs, choose = self._inputs(number, drawn, answered, faults), self.turns.choice_of_masks(number)
         result = self._usual(round_inputs) if choose is None else self._round(round_inputs, number, choose)
         if self.homes.on_host:
-            slots = torch.tensor(self.homes.settled(drawn.clients, answered))
+            slots = torch.tensor(self.homes.assign_slots(drawn.clients, answered))
             self.homes.keep(slots, tree.to(result.update.state, "cpu"), result.alive.cpu())
         return result
 
@@ -85,11 +85,11 @@ class StackedRounds:
         self, number: int, drawn: SampledClients, answered: Sequence[bool], faults: dict[int, Fault]
     ) -> RoundInputs:
         rows = torch.stack([steps if isinstance(steps, Tensor) else torch.stack([*steps]) for steps in drawn.rows])
-        slots, shares = self.homes.settled(drawn.clients, answered), self.turns.terms.shares
+        slots, shares = self.homes.assign_slots(drawn.clients, answered), self.turns.terms.shares
         sizes, faulty = zip(*((len(shares[c]), faults.get(c) == "nan") for c in drawn.clients), strict=True)
         table = torch.tensor(list(zip(slots, sizes, answered, faulty, strict=True)))
         rows, table = (tensor.to(self.device, non_blocking=True) for tensor in (rows, table))  # the host does not wait
-        state = tree.to(self.homes.at(torch.tensor(slots)), self.device) if self.homes.on_host else {}
+        state = tree.to(self.homes.read_slots(torch.tensor(slots)), self.device) if self.homes.on_host else {}
         return RoundInputs(rows, table, *self._draws(number, drawn), state)
 
     def _draws(self, number: int, drawn: SampledClients) -> tuple[Noise, Params]:
@@ -112,12 +112,12 @@ class StackedRounds:
 
     def _round(self, round_inputs: RoundInputs, number: int = 0, choose: Choose | None = None) -> RoundOutputs:
         slots, sizes, answered, faulty = round_inputs.table.unbind(1)
-        state = round_inputs.state if self.homes.on_host else self.homes.at(slots)
-        update = self.turns.many(
+        state = round_inputs.state if self.homes.on_host else self.homes.read_slots(slots)
+        update = self.turns.run_many(
             ClientInputs(round_inputs.rows, state, round_inputs.noise, round_inputs.chance), number, choose
         )
         squares = bool(self.server.squares)
-        (finite, sent_bytes), gathered = check_stacked(update, squares), self.server.gathering(choose is not None)
+        (finite, sent_bytes), gathered = check_stacked(update, squares), self.server.begin_sums(choose is not None)
         alive = answered.bool() & ~faulty.bool() & finite
         self.server.add_stacked(gathered, update, sizes.to(next(iter(update.values.values())).dtype), alive)
         if not self.homes.on_host:
@@ -140,7 +140,7 @@ class ClientStateBank(MutableMapping[int, Params]):
         self.held = {name: value.new_zeros((slots + 1, *value.shape), device=device) for name, value in fresh.items()}
         self.slots: dict[int, int] = {}
 
-    def settled(self, clients: Sequence[int], answered: Sequence[bool]) -> list[int]:
+    def assign_slots(self, clients: Sequence[int], answered: Sequence[bool]) -> list[int]:
         """Return the slots of a round's clients; new clients start at `fresh`."""
         if not self.fresh:
             return [self.spare] * len(clients)
@@ -149,7 +149,7 @@ class ClientStateBank(MutableMapping[int, Params]):
                 self[client] = self.fresh
         return [self.slots[client] if counts else self.spare for client, counts in zip(clients, answered, strict=True)]
 
-    def at(self, slots: Tensor) -> Params:
+    def read_slots(self, slots: Tensor) -> Params:
         """Return the states of these slots, stacked."""
         slots = slots.contiguous()
         return {name: rows_at(value, slots) for name, value in self.held.items()}
@@ -204,7 +204,7 @@ def room_for(fresh: Params, clients: int, device: torch.device) -> Room:
     fail after hours.
     """
     size = clients * sum(value.nbytes for value in fresh.values())
-    room = Room(clients, size, device, device.type == "cuda" and size > _free(device) / 2)
+    room = Room(clients, size, device, device.type == "cuda" and size > _free_bytes(device) / 2)
     if device.type == "cuda" and not room.on_host:
         return room
     memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
@@ -216,7 +216,7 @@ def room_for(fresh: Params, clients: int, device: torch.device) -> Room:
     return room
 
 
-def _free(device: torch.device) -> int:
+def _free_bytes(device: torch.device) -> int:
     """Return the bytes of a GPU that neither this process nor another one uses."""
     free, _ = torch.cuda.mem_get_info(device)
     return free + torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)

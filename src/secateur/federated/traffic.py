@@ -8,10 +8,11 @@ where something changed. Of any other update the bytes of its values are counted
 cost as much as the encoded one's. A mask travels as bits, to every client once after each change. Where both sides know
 a mask, positions are sent inside the mask only.
 
-The privacy budget of a client under local differential privacy is the epsilon of all its updates (`spent`). It is for
-adding or removing one of the client's examples, against a server that sees every update. Every update counts in full:
-a client takes its rows in passes, or the same rows again, so there is no amplification by sampling. If a client has
-fewer rows than a batch, an example can be in a batch several times. It counts that many times in the sum.
+The privacy budget of a client under local differential privacy is the epsilon of all its updates (`measure_epsilon`).
+It is for adding or removing one of the client's examples, against a server that sees every update.
+Every update counts in full: a client takes its rows in passes, or the same rows again, so there is no amplification by
+sampling. If a client has fewer rows than a batch, an example can be in a batch several times. It counts that many times
+in the sum.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ from secateur.defenses.uploads import inner_of
 from secateur.federated.client_turn import ClientUpdate
 from secateur.federated.faults import WORDS, Fault
 from secateur.federated.spec import FederationSpec
-from secateur.gpu.client_ops import looked
+from secateur.gpu.client_ops import check_finite
 from secateur.interfaces import Mask, Params
 from secateur.wire import encode, encode_mask
 
@@ -72,7 +73,7 @@ class Ledger:
         """Note that a round goes on without a client."""
         self._lost.setdefault(number, {})[client] = fault
 
-    def trained(self, clients: Iterable[int]) -> None:
+    def record_trained(self, clients: Iterable[int]) -> None:
         """Note that these clients made an update in a round, arrived or not."""
         for client in clients:
             self.turns[client] += 1
@@ -133,7 +134,7 @@ class Traffic:
         self.encoded: dict[str, int] = {}  # by kind: bytes of a sub-model's message without its values
         self._unread: list[tuple[str, list[int], list[Tensor] | None]] = []
 
-    def changed(self) -> None:
+    def note_change(self) -> None:
         """Note that the mask changed."""
         self.version += 1
         self.measured = []
@@ -228,7 +229,7 @@ def check_stacked(update: ClientUpdate, squares: bool) -> tuple[Tensor, Tensor]:
     """
     parts = [(value, False) for part in (update.values, update.buffers) for value in part.values()]
     parts += [(value, True) for value in update.summed.values()] if squares else []
-    finite, size = looked(parts)
+    finite, size = check_finite(parts)
     return finite, size
 
 
@@ -247,7 +248,7 @@ def _nonzero_bytes(tensors: Iterable[Tensor]) -> Tensor:
     return torch.stack([torch.count_nonzero(value) * value.element_size() for value in tensors]).sum()
 
 
-def spent(terms: FederationSpec, turns: Sequence[int], number: int, last: bool) -> list[Measure]:
+def measure_epsilon(terms: FederationSpec, turns: Sequence[int], number: int, last: bool) -> list[Measure]:
     """Return the epsilon of the worst client so far, and in the last round of every client; empty without dp."""
     private, looks = _promise(terms)
     if private is None:
@@ -281,7 +282,7 @@ def _promise(terms: FederationSpec) -> tuple[DifferentialPrivacy | None, int]:
 
 def check_spending(terms: FederationSpec) -> None:
     """Raise WrongInput, before any work, for a budget that the accountant cannot compute."""
-    spent(terms, [terms.rounds] * len(terms.shares), terms.rounds, False)
+    measure_epsilon(terms, [terms.rounds] * len(terms.shares), terms.rounds, False)
 
 
 @lru_cache

@@ -115,7 +115,7 @@ def _moments(sums, x, weight, out, U, P, C, weight_stride, parts, eps, S: tl.con
     u = tl.program_id(1).to(tl.int64)
     c = tl.program_id(0) * W + tl.arange(0, W)
     inside = c < C
-    total, along = _both(sums, u, c, U, C, parts, S, W)
+    total, along = _load_sums(sums, u, c, U, C, parts, S, W)
     away = total / P
     var = along / P - away * away
     var = tl.where(var < 0, 0.0, var)  # tl.maximum would hide NaN
@@ -127,7 +127,7 @@ def _moments(sums, x, weight, out, U, P, C, weight_stride, parts, eps, S: tl.con
 
 
 @triton.jit
-def _both(sums, u, c, U, C, parts, S: tl.constexpr, W: tl.constexpr):
+def _load_sums(sums, u, c, U, C, parts, S: tl.constexpr, W: tl.constexpr):
     """Return both sums of a lane over all stretches, (C,) each."""
     total = tl.zeros((S, W), dtype=tl.float32)
     along = tl.zeros((S, W), dtype=tl.float32)
@@ -146,7 +146,7 @@ def _factors(sums, inverse, scale, out, U, P, C, parts, S: tl.constexpr, W: tl.c
     u = tl.program_id(1).to(tl.int64)
     c = tl.program_id(0) * W + tl.arange(0, W)
     inside, of = c < C, u * C + c
-    total, along = _both(sums, u, c, U, C, parts, S, W)
+    total, along = _load_sums(sums, u, c, U, C, parts, S, W)
     inverse_, scale_ = tl.load(inverse + of, mask=inside, other=0), tl.load(scale + of, mask=inside, other=0)
     into = out + of
     tl.store(into, -scale_ * inverse_ * inverse_ * along / P, mask=inside)
@@ -166,7 +166,7 @@ def _write(
     q = tl.program_id(0) * R + tl.arange(0, R)
     centre, slope, shift = _affine(mean, scale, bias, u, c, C, bias_stride)
     inside, into, at = _positions(u, q, c, Q, W, POOL, C)
-    _, value, _ = _largest(x, at, inside, C, W, POOL, centre, slope, shift)
+    _, value, _ = _pool_largest(x, at, inside, C, W, POOL, centre, slope, shift)
     tl.store(out + into, tl.where(value < 0, 0.0, value), mask=inside)
 
 
@@ -184,7 +184,7 @@ def _sum_back(
     for step in range(0, stretch, R):
         q = tl.program_id(0) * stretch + step + tl.arange(0, R)
         inside, of, at = _positions(u, q, c, Q, W, POOL, C)
-        d, value, _ = _largest(x, at, inside, C, W, POOL, centre, slope, shift)
+        d, value, _ = _pool_largest(x, at, inside, C, W, POOL, centre, slope, shift)
         gradient = tl.where(value > 0, tl.load(g + of, mask=inside, other=0), 0.0)
         total += gradient
         along += gradient * d
@@ -204,12 +204,12 @@ def _write_back(
     factor = factors + u * C + c
     a, b = tl.load(factor, mask=c < C, other=0), tl.load(factor + tl.num_programs(2) * C, mask=c < C, other=0)
     inside, of, at = _positions(u, q, c, Q, W, POOL, C)
-    _, value, number = _largest(x, at, inside, C, W, POOL, centre, slope, shift)
+    _, value, number = _pool_largest(x, at, inside, C, W, POOL, centre, slope, shift)
     gradient = tl.load(g + of, mask=inside, other=0) * slope[None, :]
     gradient = tl.where(value > 0, gradient, 0.0)
     for k in tl.static_range(0, POOL):
         here = (k // 2 * W + k % 2) * C
-        d, _ = _looked(x, at, inside, here, centre, slope, shift)
+        d, _ = _load_normalised(x, at, inside, here, centre, slope, shift)
         dx = d * a[None, :] + b[None, :] + tl.where(number == k, gradient, 0.0)
         tl.store(out + at + here, dx, mask=inside)
 
@@ -235,12 +235,12 @@ def _positions(u, q, c, Q, W: tl.constexpr, POOL: tl.constexpr, C: tl.constexpr)
 
 
 @triton.jit
-def _largest(x, at, inside, C: tl.constexpr, W: tl.constexpr, POOL: tl.constexpr, mean, scale, bias):
+def _pool_largest(x, at, inside, C: tl.constexpr, W: tl.constexpr, POOL: tl.constexpr, mean, scale, bias):
     """Return the first largest of POOL entries, minus the mean and normalised, and its number; NaN is the largest."""
-    d, value = _looked(x, at, inside, 0, mean, scale, bias)
+    d, value = _load_normalised(x, at, inside, 0, mean, scale, bias)
     number = tl.zeros(value.shape, dtype=tl.int32)
     for k in tl.static_range(1, POOL):
-        other, normal = _looked(x, at, inside, (k // 2 * W + k % 2) * C, mean, scale, bias)
+        other, normal = _load_normalised(x, at, inside, (k // 2 * W + k % 2) * C, mean, scale, bias)
         larger = (normal > value) | (normal != normal)
         d, value = tl.where(larger, other, d), tl.where(larger, normal, value)
         number = tl.where(larger, k, number)
@@ -248,7 +248,7 @@ def _largest(x, at, inside, C: tl.constexpr, W: tl.constexpr, POOL: tl.constexpr
 
 
 @triton.jit
-def _looked(x, at, inside, step, mean, scale, bias):
+def _load_normalised(x, at, inside, step, mean, scale, bias):
     """Return an entry at some step from its corner: minus the mean, and normalised."""
     d = tl.load(x + at + step, mask=inside, other=0) - mean[None, :]
     return d, d * scale[None, :] + bias[None, :]

@@ -57,7 +57,7 @@ def add_weighted(total: Tensor, values: Tensor, weights: Tensor, squared: bool =
     total.add_((values * weights.view(-1, *[1] * (values.ndim - 1))).nansum(0))
 
 
-def looked(parts: Sequence[tuple[Tensor, bool]]) -> tuple[Tensor, Tensor]:
+def check_finite(parts: Sequence[tuple[Tensor, bool]]) -> tuple[Tensor, Tensor]:
     """Return per lane (lanes,) True if all entries are finite, and the bytes of the non-zero entries.
 
     `parts` holds tensors (lanes, ...); a tensor with the flag True is squared first. Finiteness is read from the sum:
@@ -71,7 +71,7 @@ def looked(parts: Sequence[tuple[Tensor, bool]]) -> tuple[Tensor, Tensor]:
     return torch.stack([row.sum(1).isfinite() for row in rows]).all(0), torch.stack(sizes).sum(0)
 
 
-def mixed(where: Tensor, values: Tensor, others: Tensor, keep: Tensor | None = None) -> Tensor:
+def mix(where: Tensor, values: Tensor, others: Tensor, keep: Tensor | None = None) -> Tensor:
     """Return `values` (lanes, ...) where `where` is True, else `others` (...), which all lanes share.
 
     The result is 0 where `keep` (...), shared too, is False; None keeps all. A single lane without its axis also works.
@@ -84,10 +84,10 @@ def mixed(where: Tensor, values: Tensor, others: Tensor, keep: Tensor | None = N
     return chosen if keep is None else torch.where(keep, chosen, 0)
 
 
-def parted(where: Tensor, values: Tensor, both: bool) -> tuple[Tensor, Tensor]:
+def split_where(where: Tensor, values: Tensor, both: bool) -> tuple[Tensor, Tensor]:
     """Return the values (lanes, ...) with zeros outside `where`, and the values with zeros inside `where`.
 
-    Without `both`, the first result is not computed; the second result takes its slot.
+    Without `intersect`, the first result is not computed; the second result takes its slot.
     """
     if kernels := _kernels_for(where, values):
         halves: tuple[Tensor, Tensor] = kernels.parted(where, values, both)
@@ -124,15 +124,15 @@ def descend(values: Sequence[Tensor], slopes: Sequence[Tensor], rate: float, dro
             erase(drop, value)
 
 
-def both(where: Tensor, keep: Tensor, inverted: bool = False) -> Tensor:
+def intersect(where: Tensor, keep: Tensor, inverted: bool = False) -> Tensor:
     """Return `where & keep` (...), or `~where & keep` if `inverted`; for one client, or for many under vmap."""
-    operator = torch.ops.secateur.both if where.is_cuda and keep.is_cuda else _both
+    operator = torch.ops.secateur.both if where.is_cuda and keep.is_cuda else _intersect
     result: Tensor = operator(where, keep, inverted)
     return result
 
 
-def _both(where: Tensor, keep: Tensor, inverted: bool) -> Tensor:
-    """Compute `both` for stacked masks (lanes, ...)."""
+def _intersect(where: Tensor, keep: Tensor, inverted: bool) -> Tensor:
+    """Compute `intersect` for stacked masks (lanes, ...)."""
     if kernels := _kernels_for(where, keep):
         result: Tensor = kernels.both(where, keep, inverted)
         return result
@@ -145,7 +145,7 @@ def magnitudes(values: Sequence[Tensor], keeps: Sequence[Tensor]) -> Tensor:
     An empty `keeps` keeps all. The tensors belong to one client, or to many under vmap.
     """
     on_gpu = all(value.is_cuda for value in values)
-    operator = torch.ops.secateur.magnitudes if on_gpu else _one_lane(_magnitudes)
+    operator = torch.ops.secateur.magnitudes if on_gpu else _for_one_lane(_magnitudes)
     result: Tensor = operator(list(values), list(keeps))
     return result
 
@@ -159,24 +159,24 @@ def _magnitudes(values: Sequence[Tensor], keeps: Sequence[Tensor]) -> Tensor:
     return torch.where(torch.cat([keep.flatten(1) for keep in keeps], 1), sizes, -1) if keeps else sizes
 
 
-def _one_lane(stacked: Callable[..., Tensor]) -> Callable[..., Tensor]:
+def _for_one_lane(stacked: Callable[..., Tensor]) -> Callable[..., Tensor]:
     """Return a function of one client's tensors from a function of stacked tensors."""
     return lambda *arguments: stacked(*tree_map_only(Tensor, lambda value: value[None], arguments))[0]
 
 
-def _in_lanes(stacked: Callable[..., Tensor]) -> Callable[..., tuple[Tensor, int]]:
+def _vmap_rule(stacked: Callable[..., Tensor]) -> Callable[..., tuple[Tensor, int]]:
     """Return the rule for vmap of a function of stacked tensors: the mapped axis becomes the lanes of one call."""
 
     def rule(info: Any, dims: tuple[Any, ...], *arguments: Any) -> tuple[Tensor, int]:
         leaves, spec = tree_flatten(arguments)
         pairs = zip(leaves, tree_leaves(dims), strict=True)
-        lanes = [in_lanes(value, dim, info.batch_size) if isinstance(value, Tensor) else value for value, dim in pairs]
+        lanes = [to_lanes(value, dim, info.batch_size) if isinstance(value, Tensor) else value for value, dim in pairs]
         return stacked(*tree_unflatten(lanes, spec)), 0
 
     return rule
 
 
-def in_lanes(value: Tensor, dim: int | None, count: int) -> Tensor:
+def to_lanes(value: Tensor, dim: int | None, count: int) -> Tensor:
     """Return an argument of a vmap rule as (count, ...): the mapped axis first, or an expanded view if unmapped."""
     return value.expand(count, *value.shape) if dim is None else value.movedim(dim, 0)
 
@@ -184,11 +184,11 @@ def in_lanes(value: Tensor, dim: int | None, count: int) -> Tensor:
 _library = torch.library.Library("secateur", "FRAGMENT")
 for _name, _schema, _stacked in (
     ("magnitudes", "(Tensor[] values, Tensor[] keeps) -> Tensor", _magnitudes),
-    ("both", "(Tensor where, Tensor keep, bool inverted) -> Tensor", _both),
+    ("both", "(Tensor where, Tensor keep, bool inverted) -> Tensor", _intersect),
 ):
     _library.define(_name + _schema)
-    _library.impl(_name, _one_lane(_stacked), "CompositeExplicitAutograd")
-    torch.library.register_vmap(f"secateur::{_name}", _in_lanes(_stacked), lib=_library)
+    _library.impl(_name, _for_one_lane(_stacked), "CompositeExplicitAutograd")
+    torch.library.register_vmap(f"secateur::{_name}", _vmap_rule(_stacked), lib=_library)
 
 
 def _kernels_for(*tensors: Tensor) -> ModuleType | None:

@@ -21,7 +21,9 @@ BLOCK = 4096  # entries per program
 
 
 @triton.jit
-def _copied(source, into, of, to, n, source_stride, into_stride, OF: tl.constexpr, TO: tl.constexpr, B: tl.constexpr):
+def _copy_kernel(
+    source, into, of, to, n, source_stride, into_stride, OF: tl.constexpr, TO: tl.constexpr, B: tl.constexpr
+):
     """Copy rows. If OF (or TO), lanes read (or write) the rows at the indices `of` (or `to`), else their own rows."""
     at, lane = tl.program_id(0) * B + tl.arange(0, B), tl.program_id(1).to(tl.int64)
     first = tl.load(of + lane).to(tl.int64) if OF else lane
@@ -31,7 +33,7 @@ def _copied(source, into, of, to, n, source_stride, into_stride, OF: tl.constexp
 
 
 @triton.jit
-def _added(total, values, weights, n, stride, lanes, SQUARED: tl.constexpr, B: tl.constexpr):
+def _add_kernel(total, values, weights, n, stride, lanes, SQUARED: tl.constexpr, B: tl.constexpr):
     """Add weighted lanes to the total. Lanes of weight 0 are not read, so that even NaN adds nothing."""
     at = tl.program_id(0) * B + tl.arange(0, B)
     acc = tl.load(total + at, mask=at < n)
@@ -45,7 +47,9 @@ def _added(total, values, weights, n, stride, lanes, SQUARED: tl.constexpr, B: t
 
 
 @triton.jit
-def _looked(values, bad, sizes, n, stride, into_stride, SIZE: tl.constexpr, SQUARED: tl.constexpr, B: tl.constexpr):
+def _check_kernel(
+    values, bad, sizes, n, stride, into_stride, SIZE: tl.constexpr, SQUARED: tl.constexpr, B: tl.constexpr
+):
     """Store 1 if the sum of a program's entries is not finite, and the bytes of the non-zero entries."""
     at, lane = tl.program_id(0) * B + tl.arange(0, B), tl.program_id(1).to(tl.int64)
     value = tl.load(values + lane * stride + at, mask=at < n, other=0)
@@ -57,7 +61,7 @@ def _looked(values, bad, sizes, n, stride, into_stride, SIZE: tl.constexpr, SQUA
 
 
 @triton.jit(do_not_specialize=["fours", "kept_fours"])
-def _mixed(
+def _mix_kernel(
     where, values, others, keep, into, n, stride, fours, W: tl.constexpr, kept_fours, KEPT_W: tl.constexpr,
     MASKED: tl.constexpr, B: tl.constexpr
 ):  # fmt: skip
@@ -72,7 +76,9 @@ def _mixed(
 
 
 @triton.jit(do_not_specialize=["fours"])
-def _parted(where, values, inside, outside, n, fours, stride, W: tl.constexpr, BOTH: tl.constexpr, B: tl.constexpr):
+def _split_kernel(
+    where, values, inside, outside, n, fours, stride, W: tl.constexpr, BOTH: tl.constexpr, B: tl.constexpr
+):
     at, lane = tl.program_id(0) * B + tl.arange(0, B), tl.program_id(1).to(tl.int64)
     chosen = tl.load(where + lane * fours * W + at, mask=at < n, other=0) != 0
     value = tl.load(values + lane * stride + at, mask=at < n)
@@ -82,7 +88,7 @@ def _parted(where, values, inside, outside, n, fours, stride, W: tl.constexpr, B
 
 
 @triton.jit(do_not_specialize=["fours"])
-def _erased(where, values, n, fours, stride, W: tl.constexpr, B: tl.constexpr):
+def _erase_kernel(where, values, n, fours, stride, W: tl.constexpr, B: tl.constexpr):
     at, lane = tl.program_id(0) * B + tl.arange(0, B), tl.program_id(1).to(tl.int64)
     chosen = tl.load(where + lane * fours * W + at, mask=at < n, other=0) != 0
     row = values + lane * stride + at
@@ -90,7 +96,7 @@ def _erased(where, values, n, fours, stride, W: tl.constexpr, B: tl.constexpr):
 
 
 @triton.jit(do_not_specialize=["fours"])
-def _descended(
+def _descend_kernel(
     where, values, slopes, n, fours, stride, slope_stride, W: tl.constexpr, STEP: tl.constexpr, B: tl.constexpr
 ):
     """Step by one fma, to which nvcc compiles torch's value + alpha * slope too.
@@ -107,7 +113,7 @@ def _descended(
 
 
 @triton.jit
-def _joined(where, keep, into, n, stride, keep_stride, INVERTED: tl.constexpr, B: tl.constexpr):
+def _intersect_kernel(where, keep, into, n, stride, keep_stride, INVERTED: tl.constexpr, B: tl.constexpr):
     """Combine two masks. All tensors are bytes, so that a thread may read sixteen at once."""
     at, lane = tl.program_id(0) * B + tl.arange(0, B), tl.program_id(1).to(tl.int64)
     flag = tl.load(where + lane * stride + at, mask=at < n, other=0)
@@ -117,7 +123,9 @@ def _joined(where, keep, into, n, stride, keep_stride, INVERTED: tl.constexpr, B
 
 
 @triton.jit(do_not_specialize=["fours"])
-def _sized(values, keep, into, n, stride, into_stride, fours, W: tl.constexpr, MASKED: tl.constexpr, B: tl.constexpr):
+def _size_kernel(
+    values, keep, into, n, stride, into_stride, fours, W: tl.constexpr, MASKED: tl.constexpr, B: tl.constexpr
+):
     at, lane = tl.program_id(0) * B + tl.arange(0, B), tl.program_id(1).to(tl.int64)
     result = tl.abs(tl.load(values + lane * stride + at, mask=at < n))
     if MASKED:
@@ -150,10 +158,10 @@ def add_weighted(total: Tensor, values: Tensor, weights: Tensor, squared: bool) 
     weights, block = weights.to(total.dtype).contiguous(), BLOCK // 4  # smaller blocks: enough programs to fill a GPU
     if n:
         with torch.cuda.device_of(total):
-            _added[(triton.cdiv(n, block),)](total, rows, weights, n, stride, len(weights), squared, block)
+            _add_kernel[(triton.cdiv(n, block),)](total, rows, weights, n, stride, len(weights), squared, block)
 
 
-def looked(parts: Sequence[tuple[Tensor, bool]]) -> tuple[Tensor, Tensor]:
+def check_finite(parts: Sequence[tuple[Tensor, bool]]) -> tuple[Tensor, Tensor]:
     """Return per lane True if all entries, or their squares, are finite, and the bytes of the non-zero ones."""
     numbers = [value[0].numel() for value, _ in parts]
     programs = [triton.cdiv(n, BLOCK) for n in numbers]
@@ -161,47 +169,53 @@ def looked(parts: Sequence[tuple[Tensor, bool]]) -> tuple[Tensor, Tensor]:
     outputs = zip(*(count.split(programs, 1) for count in counts), strict=True)
     for (value, squared), n, into in zip(parts, numbers, outputs, strict=True):
         rows, stride = _rows(value)
-        _run_lanes(_looked, value, rows, *into, n, stride, counts.shape[2], value.element_size(), squared)
+        _run_lanes(_check_kernel, value, rows, *into, n, stride, counts.shape[2], value.element_size(), squared)
     nonfinite, sizes = counts.sum(2)
     return nonfinite == 0, sizes
 
 
-def mixed(where: Tensor, values: Tensor, others: Tensor, keep: Tensor | None) -> Tensor:
+def mix(where: Tensor, values: Tensor, others: Tensor, keep: Tensor | None) -> Tensor:
     """Return the values (lanes, ...) where `where` is True, else the shared `others`; 0 where not kept."""
     into = values.new_empty(values.shape)
     (flags, *fours), (rows, stride) = _flags(where), _rows(values)
     kept, *kept_fours = (flags, 0, 1) if keep is None else _flags(keep.expand_as(values))
     arguments = (flags, rows, others.contiguous(), kept, into, others.numel(), stride)
-    _run_lanes(_mixed, into, *arguments, *fours, *kept_fours, keep is not None)
+    _run_lanes(_mix_kernel, into, *arguments, *fours, *kept_fours, keep is not None)
     return into
 
 
-def parted(where: Tensor, values: Tensor, both: bool) -> tuple[Tensor, Tensor]:
-    """Return the values (lanes, ...) with zeros outside `where` (only with `both`), and with zeros inside."""
+def split_where(where: Tensor, values: Tensor, both: bool) -> tuple[Tensor, Tensor]:
+    """Return the values (lanes, ...) with zeros outside `where` (only with `intersect`), and with zeros inside."""
     outside = values.new_empty(values.shape)
     inside = torch.empty_like(outside) if both else outside
     (flags, *fours), (rows, stride) = _flags(where), _rows(values)
-    _run_lanes(_parted, outside, flags, rows, inside, outside, outside[0].numel(), fours[0], stride, fours[1], both)
+    _run_lanes(
+        _split_kernel, outside, flags, rows, inside, outside, outside[0].numel(), fours[0], stride, fours[1], both
+    )
     return inside, outside
 
 
 def erase(where: Tensor, values: Tensor) -> None:
     """Set the values to 0 where `where` is True; all lanes may share `where`."""
     flags, fours, wide = _flags(where.expand_as(values))
-    _run_lanes(_erased, values, flags, values, values[0].numel(), fours, values.stride(0), wide)
+    _run_lanes(_erase_kernel, values, flags, values, values[0].numel(), fours, values.stride(0), wide)
 
 
 def descend(values: Tensor, slopes: Tensor, rate: float, where: Tensor) -> None:
     """Add -rate * slopes in place, and set entries to 0 where `where` is True; all lanes may share `where`."""
     (flags, fours, wide), (rows, stride) = _flags(where.expand_as(values)), _rows(slopes)
-    _run_lanes(_descended, values, flags, values, rows, values[0].numel(), fours, values.stride(0), stride, wide, -rate)
+    _run_lanes(
+        _descend_kernel, values, flags, values, rows, values[0].numel(), fours, values.stride(0), stride, wide, -rate
+    )
 
 
-def both(where: Tensor, keep: Tensor, inverted: bool) -> Tensor:
+def intersect(where: Tensor, keep: Tensor, inverted: bool) -> Tensor:
     """Return `where & keep` (lanes, ...), or `~where & keep` if `inverted`."""
     into = torch.empty(where.shape, dtype=torch.bool, device=where.device)
     (rows, stride), (kept, keep_stride) = _rows(where), _rows(keep)
-    _run_lanes(_joined, into, rows, kept, into.view(torch.uint8), into[0].numel(), stride, keep_stride, inverted)
+    _run_lanes(
+        _intersect_kernel, into, rows, kept, into.view(torch.uint8), into[0].numel(), stride, keep_stride, inverted
+    )
     return into
 
 
@@ -212,7 +226,7 @@ def magnitudes(values: Sequence[Tensor], keeps: Sequence[Tensor]) -> Tensor:
     for i, part in enumerate(into.split(sizes, 1)):
         rows, stride = _rows(values[i])
         keep, *fours = _flags(keeps[i]) if keeps else (rows, 0, 1)
-        _run_lanes(_sized, part, rows, keep, part, sizes[i], stride, part.stride(0), *fours, bool(keeps))
+        _run_lanes(_size_kernel, part, rows, keep, part, sizes[i], stride, part.stride(0), *fours, bool(keeps))
     return into
 
 
@@ -220,7 +234,7 @@ def _copy(source: Tensor, into: Tensor, lanes: int, of: Tensor | None = None, to
     (rows, stride), (target, into_stride) = _rows(source), _rows(into)
     indices = [rows if index is None else index.contiguous() for index in (of, to)]
     arguments = (rows, target, *indices, into[0].numel(), stride, into_stride, of is not None, to is not None)
-    _run_lanes(_copied, into[:1].expand(lanes, *into.shape[1:]), *arguments)
+    _run_lanes(_copy_kernel, into[:1].expand(lanes, *into.shape[1:]), *arguments)
 
 
 def _run_lanes(kernel, like: Tensor, *arguments: object) -> None:

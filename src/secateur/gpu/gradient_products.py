@@ -14,7 +14,7 @@ from torch import Tensor
 from torch._C._functorch import is_functorch_wrapped_tensor
 from torch.autograd import Function
 
-from secateur.gpu.client_ops import in_lanes
+from secateur.gpu.client_ops import to_lanes
 from secateur.gpu.triton_loader import load_kernels
 
 
@@ -23,10 +23,10 @@ def products(value: Tensor, aim: Tensor, mask: Tensor | None) -> tuple[Tensor, T
     if _kernels_for(value, aim) is not None:
         scalars: Tensor = _Products.apply(value, aim, mask)  # type: ignore[no-untyped-call]
         return scalars[0], scalars[1], scalars[2]
-    return _plainly(value, aim, mask)
+    return _compute_plainly(value, aim, mask)
 
 
-def _plainly(value: Tensor, aim: Tensor, mask: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
+def _compute_plainly(value: Tensor, aim: Tensor, mask: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
     value = value if mask is None else value * mask
     return (value * aim).sum(), value.square().sum(), aim.square().sum()
 
@@ -36,7 +36,7 @@ class _Products(Function):
 
     @staticmethod
     def forward(value: Tensor, aim: Tensor, mask: Tensor | None) -> Tensor:
-        return torch.stack(_plainly(value, aim, mask))
+        return torch.stack(_compute_plainly(value, aim, mask))
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Tensor, ...], output: Tensor) -> None:
@@ -52,7 +52,7 @@ class _Products(Function):
         if kernels := _kernels_of_many(lanes):
             result: Tensor = kernels.summed(*lanes)
             return result, 0
-        return torch.vmap(lambda *trial: torch.stack(_plainly(*trial)), _dims(lanes))(*lanes), 0
+        return torch.vmap(lambda *trial: torch.stack(_compute_plainly(*trial)), _dims(lanes))(*lanes), 0
 
 
 class _Pulled(Function):
@@ -90,7 +90,7 @@ def _slope(value: Tensor, aim: Tensor, mask: Tensor | None, slopes: Tensor) -> T
 
 
 def _lanes(count: int, dims: Any, *values: Tensor | None) -> list[Any]:
-    return [None if v is None else in_lanes(v, dim, count) for v, dim in zip(values, dims, strict=True)]
+    return [None if v is None else to_lanes(v, dim, count) for v, dim in zip(values, dims, strict=True)]
 
 
 def _dims(lanes: list[Any]) -> tuple[int | None, ...]:

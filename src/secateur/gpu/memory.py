@@ -17,7 +17,7 @@ T = TypeVar("T")
 FULL = ("can't allocate memory", "out of memory", "CUBLAS_STATUS_ALLOC_FAILED")
 
 
-def halving(run: Callable[[Tensor], T], rows: Tensor) -> list[T]:
+def halve_on_shortage(run: Callable[[Tensor], T], rows: Tensor) -> list[T]:
     """Run on all rows at once, and on half as many whenever memory runs out, down to one; return the parts in order."""
     size, start, warned = len(rows), 0, False
     parts: list[T] = []

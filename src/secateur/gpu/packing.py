@@ -41,21 +41,21 @@ def _layout(shapes: tuple[Size, ...], aligned: int) -> Layout:
     )
 
 
-def joined(values: Sequence[Tensor], laid: Layout) -> Tensor:
+def pack(values: Sequence[Tensor], laid: Layout) -> Tensor:
     """Pack tensors into a row, (n,); the gaps hold arbitrary values.
 
     torch.cat takes five times as long on a GPU if sizes differ much, but supports transforms of torch.func.
     """
-    if transformed(values) or any(value.requires_grad for value in values):
+    if is_transformed(values) or any(value.requires_grad for value in values):
         gaps = [slot - size for slot, size in zip(laid.slots, laid.sizes, strict=True)]
         parts = zip((value.flatten() for value in values), (values[0].new_zeros(gap) for gap in gaps), strict=True)
         return torch.cat([part for both in parts for part in both])
     row = values[0].new_empty(sum(laid.slots))
-    torch._foreach_copy_(apart(row, laid), [value.contiguous() for value in values])
+    torch._foreach_copy_(unpack(row, laid), [value.contiguous() for value in values])
     return row
 
 
-def apart(row: Tensor, laid: Layout) -> list[Tensor]:
+def unpack(row: Tensor, laid: Layout) -> list[Tensor]:
     """Unpack the tensors of a row, as views."""
     tracked = is_functorch_wrapped_tensor(row) or row.requires_grad
     # Else nothing refers to the row itself, and autograd need not track the shared memory.
@@ -67,14 +67,14 @@ def apart(row: Tensor, laid: Layout) -> list[Tensor]:
     return parts
 
 
-def transformed(values: Sequence[Tensor]) -> bool:
+def is_transformed(values: Sequence[Tensor]) -> bool:
     """Return True if a tensor belongs to a transform of torch.func."""
     return peek_interpreter_stack() is not None and any(map(is_functorch_wrapped_tensor, values))
 
 
 def have_slopes(values: Sequence[Tensor]) -> bool:
     """Return True if a tensor requires a gradient, by autograd or by torch.func."""
-    return any(map(_has_slope, values)) if transformed(values) else any([value.requires_grad for value in values])
+    return any(map(_has_slope, values)) if is_transformed(values) else any([value.requires_grad for value in values])
 
 
 def _has_slope(value: Tensor) -> bool:

@@ -14,7 +14,7 @@ import triton.language as tl
 
 
 @triton.jit
-def _place(size, lanes, BLOCK: tl.constexpr):
+def _locate(size, lanes, BLOCK: tl.constexpr):
     """Return a program's lane, the lane's offset, the program's entries and their bounds mask.
 
     Programs of the same entries in different lanes are adjacent.
@@ -35,7 +35,7 @@ def reload(
     received, saved, withheld, keep, out, size, lanes, APART: tl.constexpr, OWN: tl.constexpr, BLOCK: tl.constexpr
 ):  # fmt: skip
     """Store the received weights, with those last withheld restored from `saved`; 0 where the base pruned."""
-    _, start, entry, inside = _place(size, lanes, BLOCK)
+    _, start, entry, inside = _locate(size, lanes, BLOCK)
     hidden = _get(withheld, start, entry, inside) != 0
     value = tl.where(hidden, _get(saved, start, entry, inside), _get(received, start * APART, entry, inside))
     kept = _get(keep, start * OWN, entry, inside) != 0
@@ -45,7 +45,7 @@ def reload(
 @triton.jit
 def draw(weight, logits, noise, out, size, lanes, BLOCK: tl.constexpr):
     """Store the weights times 1 - v for the hard sample v of Eq. 18; a NaN in a gives NaN."""
-    _, start, entry, inside = _place(size, lanes, BLOCK)
+    _, start, entry, inside = _locate(size, lanes, BLOCK)
     odds = _get(logits, start, entry, inside) + _get(noise, start, entry, inside)
     share = tl.where(odds > 0, 0.0, tl.where(odds == odds, 1.0, odds))
     tl.store(out + start + entry, _get(weight, start, entry, inside) * share, mask=inside)
@@ -93,7 +93,7 @@ def learn(
 
     LAST also makes the step of the weights, and stores the sent values, the withheld mask and the saved values.
     """
-    lane, start, entry, inside = _place(size, lanes, BLOCK)
+    lane, start, entry, inside = _locate(size, lanes, BLOCK)
     number = numbers + 4 * lane
     kept = _get(keep, start * OWN, entry, inside) != 0
     a, w = _get(logits, start, entry, inside), _get(weight, start, entry, inside)
@@ -118,7 +118,7 @@ def learn(
 @triton.jit
 def descend(weight, gradient, keep, out, size, lanes, rate, OWN: tl.constexpr, BLOCK: tl.constexpr):
     """Make one step of SGD on the kept entries."""
-    _, start, entry, inside = _place(size, lanes, BLOCK)
+    _, start, entry, inside = _locate(size, lanes, BLOCK)
     kept = _get(keep, start * OWN, entry, inside) != 0
     slope = tl.where(kept, _get(gradient, start, entry, inside), 0.0)
     tl.store(out + start + entry, _get(weight, start, entry, inside) - rate * slope, mask=inside)

@@ -22,7 +22,7 @@ BLOCK, STRETCH = 1024, 16_384  # entries per program, and per program that sums
 
 def reload(received: Tensor, saved: Tensor, withheld: Tensor, keep: Tensor) -> Tensor:
     """Return the weights at which a client's update starts."""
-    saved, withheld = _by_lane(saved, withheld, beside=(received, keep))
+    saved, withheld = _to_lanes(saved, withheld, beside=(received, keep))
     out, (received, keep) = torch.empty_like(saved), (received.contiguous(), keep.contiguous())
     tensors = received, saved, withheld.view(torch.int8), keep.view(torch.int8), out
     _launch(kernels.reload, out, *tensors, APART=_varies(received), OWN=_varies(keep))
@@ -31,7 +31,7 @@ def reload(received: Tensor, saved: Tensor, withheld: Tensor, keep: Tensor) -> T
 
 def draw(weight: Tensor, logits: Tensor, noise: Tensor) -> Tensor:
     """Return the weights times 1 - v for the hard sample v of Eq. 18."""
-    tensors = _by_lane(weight, logits, noise)
+    tensors = _to_lanes(weight, logits, noise)
     out = torch.empty_like(tensors[0])
     _launch(kernels.draw, out, *tensors, out)
     return out
@@ -39,7 +39,7 @@ def draw(weight: Tensor, logits: Tensor, noise: Tensor) -> Tensor:
 
 def magnitude(gradient: Tensor, keep: Tensor) -> Tensor:
     """Return the sum of |g| over the kept entries, (lanes,)."""
-    (gradient,), keep = _by_lane(gradient, beside=(keep,)), keep.contiguous()
+    (gradient,), keep = _to_lanes(gradient, beside=(keep,)), keep.contiguous()
     lanes, size = len(gradient), gradient[0].numel()
     out = gradient.new_empty(-(-size // STRETCH), lanes)
     if out.numel():
@@ -51,7 +51,7 @@ def magnitude(gradient: Tensor, keep: Tensor) -> Tensor:
 
 def descend(weight: Tensor, gradient: Tensor, keep: Tensor, rate: float) -> Tensor:
     """Make one step of SGD on the kept entries; return the weights."""
-    (weight, gradient), keep = _by_lane(weight, gradient, beside=(keep,)), keep.contiguous()
+    (weight, gradient), keep = _to_lanes(weight, gradient, beside=(keep,)), keep.contiguous()
     out = torch.empty_like(weight)
     _launch(kernels.descend, out, weight, gradient, keep.view(torch.int8), out, scalars=(rate,), OWN=_varies(keep))
     return out
@@ -63,7 +63,7 @@ def learn(*arguments: Any) -> tuple[Tensor, ...]:
     The arguments are the tensors of `_LEARN` and `sharing`. See the kernel for `numbers` (lanes, 4).
     """
     *parts, keep, numbers, sharing = arguments
-    *inputs, numbers = _by_lane(*parts, numbers, beside=(keep,))
+    *inputs, numbers = _to_lanes(*parts, numbers, beside=(keep,))
     unused = inputs[0]
     return _learn(inputs, keep, numbers, unused, (unused,) * 3, (sharing, 0.0), LAST=False)
 
@@ -75,7 +75,7 @@ def end(*arguments: Any) -> tuple[Tensor, ...]:
     `_LEARN`, the last gradient, `sharing` and the learning rate.
     """
     *parts, keep, numbers, last, sharing, rate = arguments
-    *inputs, numbers, last = _by_lane(*parts, numbers, last, beside=(keep,))
+    *inputs, numbers, last = _to_lanes(*parts, numbers, last, beside=(keep,))
     weight = inputs[4]
     values, withheld, saved = (torch.empty_like(weight, dtype=dtype) for dtype in (None, torch.bool, None))
     into = values, withheld.view(torch.int8), saved
@@ -100,7 +100,7 @@ def _learn(
     return outputs
 
 
-def _by_lane(*tensors: Tensor, beside: tuple[Tensor, ...] = ()) -> list[Tensor]:
+def _to_lanes(*tensors: Tensor, beside: tuple[Tensor, ...] = ()) -> list[Tensor]:
     """Return the tensors contiguous, with one row per lane; tensors in `beside` may be shared and are not expanded."""
     lanes = max(map(len, tensors + beside))
     return [tensor.expand(lanes, *tensor.shape[1:]).contiguous() for tensor in tensors]
@@ -117,7 +117,7 @@ def _launch(kernel: Any, out: Tensor, *tensors: Tensor, scalars: tuple[float, ..
             kernel[(lanes * -(-size // BLOCK),)](*tensors, size, lanes, *scalars, BLOCK=BLOCK, **options)
 
 
-def _stacked(name: str) -> Callable[..., tuple[Any, Any]]:
+def _vmap_rule(name: str) -> Callable[..., tuple[Any, Any]]:
     """Return the vmap rule of an operator: the mapped axis becomes more lanes of one call."""
 
     def outside(value: Any, dim: int | None) -> Any:
@@ -154,4 +154,4 @@ for _function, _schema in (
     _name = f"priprune_{_function.__name__}"
     _library.define(_name + _schema)
     _library.impl(_name, _function, "CompositeExplicitAutograd")
-    torch.library.register_vmap(f"secateur::{_name}", _stacked(_name), lib=_library)
+    torch.library.register_vmap(f"secateur::{_name}", _vmap_rule(_name), lib=_library)

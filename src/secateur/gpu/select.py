@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 from torch._C import _DisableFuncTorch
 
-from secateur.gpu.packing import transformed
+from secateur.gpu.packing import is_transformed
 from secateur.gpu.select_kernels import BINS, COLUMNS, count, mark, ties
 
 Ranks = tuple[tuple[int, ...], ...]
@@ -39,25 +39,25 @@ def bands(values: Tensor, lengths: tuple[int, ...], ranks: Tensor | Ranks, magni
         magnitudes: rank the absolute values.
     """
     aligned = 1 if any(length % VECTOR for length in lengths) else VECTOR
-    return _selected(values, _table(lengths, aligned, values.device), ranks, magnitudes, False, aligned)
+    return _select_or_map(values, _table(lengths, aligned, values.device), ranks, magnitudes, False, aligned)
 
 
-def kept(values: Tensor, lengths: tuple[int, ...], ranks: Ranks, aligned: int) -> Tensor:
+def keep_segments(values: Tensor, lengths: tuple[int, ...], ranks: Ranks, aligned: int) -> Tensor:
     """Return the entries whose magnitudes lie between their segment's two ranks, and 0 elsewhere, (lanes, N).
 
     Every segment starts at a multiple of `aligned` entries, and N is such a multiple. The gaps become 0.
     """
-    return _selected(values, _table(lengths, aligned, values.device), ranks, True, True, aligned)
+    return _select_or_map(values, _table(lengths, aligned, values.device), ranks, True, True, aligned)
 
 
-def _selected(
+def _select_or_map(
     values: Tensor, table: Tensor, ranks: Tensor | Ranks, magnitudes: bool, kept: bool, aligned: int
 ) -> Tensor:
     """Select by the operator for tensors of a transform, as it has a rule for vmap; else call `_select` directly."""
     if not isinstance(ranks, Tensor):
         ranks = _ranks(ranks, values.device)
     arguments = (values, table, ranks, magnitudes, kept, VECTOR if aligned % VECTOR == 0 else 1)
-    result: Tensor = (torch.ops.secateur.select if transformed((values, ranks)) else _select)(*arguments)
+    result: Tensor = (torch.ops.secateur.select if is_transformed((values, ranks)) else _select)(*arguments)
     return result
 
 
@@ -112,7 +112,7 @@ def _select(values: Tensor, table: Tensor, ranks: Tensor, magnitudes: bool, kept
     return result
 
 
-def _stacked(
+def _select_under_vmap(
     info: Any, dims: tuple[int | None, ...], values: Tensor, table: Tensor, ranks: Tensor, *options: int
 ) -> tuple[Tensor, int]:
     """Run the operator under vmap: the mapped axis becomes more lanes of one call."""
@@ -131,4 +131,4 @@ def _stacked(
 _library = torch.library.Library("secateur", "FRAGMENT")
 _library.define("select(Tensor values, Tensor table, Tensor ranks, bool magnitudes, bool kept, int wide) -> Tensor")
 _library.impl("select", _select, "CompositeExplicitAutograd")
-torch.library.register_vmap("secateur::select", _stacked, lib=_library)
+torch.library.register_vmap("secateur::select", _select_under_vmap, lib=_library)

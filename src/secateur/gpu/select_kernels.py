@@ -26,7 +26,7 @@ COLUMNS = tl.constexpr(7)  # of the table
 
 
 @triton.jit
-def _place(table, entries, WIDE: tl.constexpr):
+def _locate(table, entries, WIDE: tl.constexpr):
     """Return the program's segment, the offset of its entries, and their number without and with the gap behind."""
     row = table + tl.program_id(0).to(tl.int64) * COLUMNS
     segment, start = tl.load(row), tl.program_id(1).to(tl.int64) * entries + tl.load(row + 1)
@@ -83,7 +83,7 @@ def count(
     MAGNITUDES: tl.constexpr, WIDE: tl.constexpr, TILE: tl.constexpr, PART: tl.constexpr,
 ):  # fmt: skip
     """Find one digit of both ranks, a and b. If their bounds are equal so far, digits are counted once, for a."""
-    segment, start, here, slot = _place(table, entries, WIDE)
+    segment, start, here, slot = _locate(table, entries, WIDE)
     lane, lanes = tl.program_id(1).to(tl.int64), tl.num_programs(1).to(tl.int64)
     index = lane * segments + segment
     program_row = table + tl.program_id(0).to(tl.int64) * COLUMNS
@@ -150,7 +150,7 @@ def ties(
     MAGNITUDES: tl.constexpr, WIDE: tl.constexpr, PART: tl.constexpr,
 ):  # fmt: skip
     """Count the entries of a program that equal a bound, if not all such entries are selected."""
-    segment, start, here, slot = _place(table, entries, WIDE)
+    segment, start, here, slot = _locate(table, entries, WIDE)
     lane, lanes = tl.program_id(1).to(tl.int64), tl.num_programs(1).to(tl.int64)
     state = bounds + (lane * segments + segment) * 6
     a, b = tl.load(state), tl.load(state + 3)
@@ -167,7 +167,7 @@ def ties(
 
 
 @triton.jit
-def _earlier(equal, first, split):
+def _count_earlier(equal, first, split):
     """Return the number of ties in earlier programs of the segment; 0 if ties do not matter."""
     total = 0
     if split:
@@ -178,7 +178,7 @@ def _earlier(equal, first, split):
 
 
 @triton.jit
-def _meant(keys, inside, bound, left, seen, split):
+def _mask_rank(keys, inside, bound, left, seen, split):
     """Return a mask of the entries of a tile that a rank selects, and the number of ties so far."""
     meant = (keys ^ LOWEST) >= (bound ^ LOWEST)
     if split:
@@ -194,17 +194,20 @@ def mark(
     KEPT: tl.constexpr, MAGNITUDES: tl.constexpr, WIDE: tl.constexpr, PART: tl.constexpr,
 ):  # fmt: skip
     """Store the band of every entry: the number of ranks that it lies below. KEPT stores entries of band 1, else 0."""
-    segment, start, here, slot = _place(table, entries, WIDE)
+    segment, start, here, slot = _locate(table, entries, WIDE)
     lane, lanes = tl.program_id(1).to(tl.int64), tl.num_programs(1).to(tl.int64)
     state, row = bounds + (lane * segments + segment) * 6, equal + lane * tl.num_programs(0)
     a, a_left, a_split = tl.load(state), tl.load(state + 1), tl.load(state + 1) < tl.load(state + 2)
     b, b_left, b_split = tl.load(state + 3), tl.load(state + 4), tl.load(state + 4) < tl.load(state + 5)
     first = tl.load(table + tl.program_id(0).to(tl.int64) * COLUMNS + 6).to(tl.int32)
-    a_seen, b_seen = _earlier(row, first, a_split), _earlier(row + lanes * tl.num_programs(0), first, b_split)
+    a_seen, b_seen = (
+        _count_earlier(row, first, a_split),
+        _count_earlier(row + lanes * tl.num_programs(0), first, b_split),
+    )
     for at in range(0, slot, PART):
         value, keys, offsets = _keys(values + start, at, slot, MAGNITUDES, PART)
-        above, a_seen = _meant(keys, offsets < here, a, a_left, a_seen, a_split)
-        down_to, b_seen = _meant(keys, offsets < here, b, b_left, b_seen, b_split)
+        above, a_seen = _mask_rank(keys, offsets < here, a, a_left, a_seen, a_split)
+        down_to, b_seen = _mask_rank(keys, offsets < here, b, b_left, b_seen, b_split)
         if KEPT:
             stays = (down_to ^ above) & (offsets < here)
             tl.store(result + start + offsets, tl.where(stays, value, 0.0), mask=offsets < slot)

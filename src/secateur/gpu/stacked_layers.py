@@ -26,7 +26,7 @@ from torch.nn import functional as F
 from torch.nn.grad import conv2d_weight
 from torch.overrides import TorchFunctionMode
 
-from secateur.gpu.client_ops import in_lanes
+from secateur.gpu.client_ops import to_lanes
 from secateur.gpu.triton_loader import load_kernels
 
 CONVOLUTION, BATCHNORM = "secateur.gpu.stacked_layers_kernels", "secateur.gpu.batchnorm_kernels"
@@ -40,12 +40,12 @@ def conv2d(x: Tensor, weight: Tensor, bias: Tensor | None, back: bool = False) -
 
     h and w are odd. `back` goes from F channels to C, with the filters turned, and bias (lanes, C).
     """
-    if kernels := _convolving(x, weight):
+    if kernels := _convolution_kernels(x, weight):
         out: Tensor = _Conv2d.apply(x, weight, bias, back, kernels)  # type: ignore[no-untyped-call]
         return out
-    weight = turned(weight) if back else weight
+    weight = transpose_filters(weight) if back else weight
     one = partial(F.conv2d, padding=_padding(weight.shape[3:]))
-    return vmap(one, (0, 0, None if bias is None else 0))(_apart(x, len(weight)), weight, bias).flatten(0, 1)
+    return vmap(one, (0, 0, None if bias is None else 0))(_split_lanes(x, len(weight)), weight, bias).flatten(0, 1)
 
 
 class _Conv2d(Function):
@@ -54,7 +54,7 @@ class _Conv2d(Function):
         rows = _rows(x, len(weight))
         ctx.save_for_backward(rows, weight)
         ctx.kernels, ctx.size, ctx.back = kernels, x.shape[2:], back
-        filters = kernels.turned(weight) if back else kernels.by_tap(weight)
+        filters = kernels.channels_last_views(weight) if back else kernels.by_tap(weight)
         bias = None if bias is None else bias.contiguous()
         out = kernels.convolved(rows, filters, bias, ctx.size, weight.shape[3:])
         return _pictures(out, (len(x), *ctx.size))
@@ -68,7 +68,7 @@ class _Conv2d(Function):
         by_bias = of.sum(1) if ctx.needs_input_grad[2] else None
         by_x = None
         if ctx.needs_input_grad[0]:  # the same convolution, of g with turned filters
-            filters = kernels.by_tap(weight) if ctx.back else kernels.turned(weight)
+            filters = kernels.by_tap(weight) if ctx.back else kernels.channels_last_views(weight)
             by_x = _pictures(kernels.convolved(of, filters, None, size, taps), (len(g), *size))
         return by_x, by_weight, by_bias, None, None
 
@@ -76,7 +76,7 @@ class _Conv2d(Function):
 def by_filters(g: Tensor, x: Tensor, lanes: int, taps: Sequence[int]) -> Tensor:
     """Return the gradient of the filters, (lanes, F, C, h, w), for g, the gradient of the output of `conv2d` of x."""
     recorded = torch.is_grad_enabled() and (g.requires_grad or x.requires_grad)  # kernels record no graph
-    if not recorded and (kernels := _convolving(x, g)):
+    if not recorded and (kernels := _convolution_kernels(x, g)):
         gradient: Tensor = kernels.by_filters(_rows(g, lanes), _rows(x, lanes), x.shape[2:], taps)
         return gradient
     shape = g.shape[1], x.shape[1], *taps
@@ -84,17 +84,17 @@ def by_filters(g: Tensor, x: Tensor, lanes: int, taps: Sequence[int]) -> Tensor:
     def one(x: Tensor, g: Tensor) -> Tensor:
         return conv2d_weight(x, shape, g, padding=_padding(taps))  # type: ignore[no-any-return, no-untyped-call]
 
-    return vmap(one)(_apart(x, lanes), _apart(g, lanes))
+    return vmap(one)(_split_lanes(x, lanes), _split_lanes(g, lanes))
 
 
-def turned(weight: Tensor) -> Tensor:
+def transpose_filters(weight: Tensor) -> Tensor:
     """Return the filters of the transposed convolution, from the outputs back to the inputs."""
     return weight.flip(-2, -1).transpose(-4, -3)
 
 
 def linear(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
     """Return a linear layer of every lane, for weight (lanes, F, C) and bias (lanes, F)."""
-    return torch.baddbmm(bias[:, None], _apart(x, len(weight)), weight.mT).flatten(0, 1)
+    return torch.baddbmm(bias[:, None], _split_lanes(x, len(weight)), weight.mT).flatten(0, 1)
 
 
 def norm_relu(x: Tensor, weight: Tensor, bias: Tensor, eps: float) -> Tensor:
@@ -190,7 +190,7 @@ class Convolution(Function):
     @staticmethod
     def forward(x: Tensor, weight: Tensor, bias: Tensor | None, back: bool) -> Tensor:
         """Return the convolution of one network."""
-        return F.conv2d(x, turned(weight) if back else weight, bias, padding=_padding(weight.shape[2:]))
+        return F.conv2d(x, transpose_filters(weight) if back else weight, bias, padding=_padding(weight.shape[2:]))
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
@@ -212,9 +212,9 @@ class Convolution(Function):
     def vmap(info: Any, dims: Any, x: Tensor, weight: Tensor, bias: Tensor | None, back: bool) -> tuple[Tensor, int]:
         """Return the convolutions of many networks, as lanes."""
         lanes = info.batch_size
-        biases = None if bias is None else in_lanes(bias, dims[2], lanes)
-        out = conv2d(in_lanes(x, dims[0], lanes).flatten(0, 1), in_lanes(weight, dims[1], lanes), biases, back)
-        return _apart(out, lanes), 0
+        biases = None if bias is None else to_lanes(bias, dims[2], lanes)
+        out = conv2d(to_lanes(x, dims[0], lanes).flatten(0, 1), to_lanes(weight, dims[1], lanes), biases, back)
+        return _split_lanes(out, lanes), 0
 
 
 class _ByFilters(Function):
@@ -238,7 +238,7 @@ class _ByFilters(Function):
     @staticmethod
     def vmap(info: Any, dims: Any, g: Tensor, x: Tensor, taps: tuple[int, ...]) -> tuple[Tensor, int]:
         lanes = info.batch_size
-        g, x = (in_lanes(value, dim, lanes).flatten(0, 1) for value, dim in ((g, dims[0]), (x, dims[1])))
+        g, x = (to_lanes(value, dim, lanes).flatten(0, 1) for value, dim in ((g, dims[0]), (x, dims[1])))
         return by_filters(g, x, lanes, taps), 0
 
 
@@ -253,7 +253,7 @@ class Products(TorchFunctionMode):
             return product_linear(*args)
         if func is F.conv2d and not kwargs and takes(*args):
             return convolution(*args[:3])
-        if func is F.conv2d and not kwargs and _plain(*args):
+        if func is F.conv2d and not kwargs and _is_plain(*args):
             return product_convolution(*args[:5])
         return func(*args, **kwargs)
 
@@ -267,7 +267,7 @@ def takes(
     return plain and x.ndim == 4 and all(size % 2 for size in weight.shape[2:]) and bool(kernels_for(x, CONVOLUTION))
 
 
-def _plain(
+def _is_plain(
     x: Tensor, weight: Tensor, bias: Any = None, stride: Any = 1, padding: Any = 0, dilation: Any = 1, groups: int = 1
 ) -> bool:
     """Return True if `product_convolution` can replace a call of F.conv2d, and its patches are not too many."""
@@ -302,7 +302,7 @@ def product_convolution(
     return out.view(len(weight), size, rows, columns).transpose(0, 1)
 
 
-def _apart(x: Tensor, lanes: int) -> Tensor:
+def _split_lanes(x: Tensor, lanes: int) -> Tensor:
     """Return a batch with a first axis of lanes."""
     return x.view(lanes, -1, *x.shape[1:])
 
@@ -322,7 +322,7 @@ def _padding(taps: Sequence[int]) -> list[int]:
     return [size // 2 for size in taps]
 
 
-def _convolving(*tensors: Tensor) -> ModuleType | None:
+def _convolution_kernels(*tensors: Tensor) -> ModuleType | None:
     """Return the convolution kernels if they take the tensors.
 
     Tensors of an outer vmap or grad have no memory of their own: torch's operations then go level by level.
@@ -340,7 +340,7 @@ def _probe_convolution(kernels: ModuleType) -> None:
     x = torch.zeros(1, 16, 3, device=DEVICE)
     weight = kernels.by_filters(x.new_zeros(1, 16, 8), x, (4, 4), (3, 3))
     out = kernels.convolved(x, kernels.by_tap(weight), x.new_zeros(1, 8), (4, 4), (3, 3))
-    kernels.convolved(out, kernels.turned(weight), None, (4, 4), (3, 3))
+    kernels.convolved(out, kernels.channels_last_views(weight), None, (4, 4), (3, 3))
 
 
 def _probe_batchnorm(kernels: ModuleType) -> None:

@@ -25,7 +25,7 @@ SIDE, MOVED = 64, 2048  # largest side, and approximate number of weights, of a 
 
 
 @triton.jit
-def _around(
+def _load_patches(
     x, p, k, P, H: tl.constexpr, W: tl.constexpr, C: tl.constexpr, h: tl.constexpr, w: tl.constexpr
 ):  # fmt: skip
     """Load inputs k, a row, of the positions p, a column; 0 outside the picture."""
@@ -37,7 +37,7 @@ def _around(
 
 
 @triton.jit
-def _convolved(
+def _convolve_kernel(
     x, filters, bias, out, P, F, H: tl.constexpr, W: tl.constexpr, C: tl.constexpr, h: tl.constexpr, w: tl.constexpr,
     BIAS: tl.constexpr, EXACT: tl.constexpr, M: tl.constexpr, N: tl.constexpr, R: tl.constexpr,
 ):  # fmt: skip
@@ -48,7 +48,7 @@ def _convolved(
     total = tl.zeros((M, N), dtype=tl.float32)
     for start in range(0, K, R):
         k = start + tl.arange(0, R)
-        inputs = _around(x + lane * P * C, p[:, None], k[None, :], P, H, W, C, h, w)
+        inputs = _load_patches(x + lane * P * C, p[:, None], k[None, :], P, H, W, C, h, w)
         at = filters + lane * K * F + k[:, None] * F + o[None, :]
         weights = tl.load(at, mask=(k < K)[:, None] & (o < F)[None, :], other=0)
         total = tl.dot(inputs, weights, total, input_precision="ieee" if EXACT else "tf32")
@@ -72,7 +72,7 @@ def _by_filters(
     total = tl.zeros((R, N), dtype=tl.float32)
     for step in range(0, stretch, M):
         p = tl.program_id(1) * stretch + step + tl.arange(0, M)
-        inputs = _around(x + lane * P * C, p[:, None], k[None, :], P, H, W, C, h, w)
+        inputs = _load_patches(x + lane * P * C, p[:, None], k[None, :], P, H, W, C, h, w)
         at = g + lane * P * F + p[:, None] * F + o[None, :]
         gradients = tl.load(at, mask=(p < P)[:, None] & (o < F)[None, :], other=0)
         total = tl.dot(tl.trans(inputs), gradients, total, input_precision="ieee" if EXACT else "tf32")
@@ -101,7 +101,7 @@ def _by_tap(
 
 
 @triton.jit
-def _turned(weight, out, stride, Q, T: tl.constexpr, R: tl.constexpr, N: tl.constexpr):
+def _transpose_kernel(weight, out, stride, Q, T: tl.constexpr, R: tl.constexpr, N: tl.constexpr):
     """Transpose (Q, T) of lanes `stride` apart to (T, Q), the last tap first, which rotates a filter by 180 degrees."""
     lane = tl.program_id(1).to(tl.int64)
     q, tap = (tl.program_id(0) * R + tl.arange(0, R))[:, None], tl.arange(0, N)[None, :]
@@ -112,31 +112,31 @@ def _turned(weight, out, stride, Q, T: tl.constexpr, R: tl.constexpr, N: tl.cons
 
 def by_tap(weight: Tensor) -> Tensor:
     """Return weight (lanes, F, C, h, w) as filters (lanes, h * w * C, F)."""
-    weight = _contiguous_lanes(weight)
+    weight = _make_contiguous(weight)
     (lanes, F, C), taps = weight.shape[:3], prod(weight.shape[3:])
-    return _transposed(weight, weight.new_empty(lanes, taps * C, F), C, F, taps, back=False)
+    return _transpose(weight, weight.new_empty(lanes, taps * C, F), C, F, taps, back=False)
 
 
-def turned(weight: Tensor) -> Tensor:
+def transpose_filters(weight: Tensor) -> Tensor:
     """Return weight (lanes, F, C, h, w) as filters (lanes, h * w * F, C) from the outputs back to the inputs."""
-    weight = _contiguous_lanes(weight)
+    weight = _make_contiguous(weight)
     (lanes, F, C), taps = weight.shape[:3], prod(weight.shape[3:])
     out = weight.new_empty(lanes, taps * F, C)
     N = triton.next_power_of_2(taps)
     R = max(16, MOVED // N)
     with torch.cuda.device_of(weight):
-        _turned[triton.cdiv(F * C, R), lanes](weight, out, weight.stride(0), F * C, taps, R, N)
+        _transpose_kernel[triton.cdiv(F * C, R), lanes](weight, out, weight.stride(0), F * C, taps, R, N)
     return out
 
 
-def as_weights(filters: Tensor, taps: Sequence[int]) -> Tensor:
+def to_weights(filters: Tensor, taps: Sequence[int]) -> Tensor:
     """Return filters (lanes, h * w * C, F) as weights (lanes, F, C, h, w), in the memory order of the weights."""
     lanes, K, F = filters.shape
     C = K // prod(taps)
-    return _transposed(filters, filters.new_empty(lanes, F, C, *taps), C, F, prod(taps), back=True)
+    return _transpose(filters, filters.new_empty(lanes, F, C, *taps), C, F, prod(taps), back=True)
 
 
-def _transposed(source: Tensor, out: Tensor, C: int, F: int, taps: int, back: bool) -> Tensor:
+def _transpose(source: Tensor, out: Tensor, C: int, F: int, taps: int, back: bool) -> Tensor:
     N = _tile(F, SIDE)
     R = _tile(taps * C, max(SIDE, MOVED // N))
     grid = triton.cdiv(taps * C, R), triton.cdiv(F, N), len(source)
@@ -145,12 +145,12 @@ def _transposed(source: Tensor, out: Tensor, C: int, F: int, taps: int, back: bo
     return out
 
 
-def _contiguous_lanes(weight: Tensor) -> Tensor:
+def _make_contiguous(weight: Tensor) -> Tensor:
     """Return the weights with every lane contiguous; lanes may have any stride, also 0."""
     return weight if weight[0].is_contiguous() else weight.contiguous()
 
 
-def convolved(x: Tensor, filters: Tensor, bias: Tensor | None, size: Sequence[int], taps: Sequence[int]) -> Tensor:
+def convolve(x: Tensor, filters: Tensor, bias: Tensor | None, size: Sequence[int], taps: Sequence[int]) -> Tensor:
     """Convolve x (lanes, P, C), pictures of `size`, with filters (lanes, taps * C, F); return (lanes, P, F).
 
     The bias is (lanes, F).
@@ -162,12 +162,14 @@ def convolved(x: Tensor, filters: Tensor, bias: Tensor | None, size: Sequence[in
     grid = triton.cdiv(P, positions), triton.cdiv(F, N), lanes
     arguments = x, filters, filters if bias is None else bias, out, P, F, *size, C, *taps
     with torch.cuda.device_of(x):
-        _convolved[grid](*arguments, bias is not None, _exact(), positions, N, _tile(K, INPUTS), num_warps=warps)
+        _convolve_kernel[grid](
+            *arguments, bias is not None, _is_exact(), positions, N, _tile(K, INPUTS), num_warps=warps
+        )
     return out
 
 
 def by_filters(g: Tensor, x: Tensor, size: Sequence[int], taps: Sequence[int]) -> Tensor:
-    """Return the gradient of the weights, (lanes, F, C, h, w), from the gradient g of the output of `convolved`."""
+    """Return the gradient of the weights, (lanes, F, C, h, w), from the gradient g of the output of `convolve`."""
     (lanes, P, F), C = g.shape, x.shape[2]
     K, positions = C * taps[0] * taps[1], 64
     R, N = _tile(K, INPUTS), _tile(F, OUTPUTS // 2)
@@ -176,8 +178,8 @@ def by_filters(g: Tensor, x: Tensor, size: Sequence[int], taps: Sequence[int]) -
     stretch = positions * triton.cdiv(steps, max(1, min(steps, PROGRAMS // (lanes * tiles))))
     out = x.new_empty(triton.cdiv(P, stretch), lanes, K, F)
     with torch.cuda.device_of(x):
-        _by_filters[tiles, len(out), lanes](g, x, out, P, F, stretch, *size, C, *taps, _exact(), positions, N, R)
-    return as_weights(out.sum(0) if len(out) > 1 else out[0], taps)
+        _by_filters[tiles, len(out), lanes](g, x, out, P, F, stretch, *size, C, *taps, _is_exact(), positions, N, R)
+    return to_weights(out.sum(0) if len(out) > 1 else out[0], taps)
 
 
 def _tile(size: int, most: int) -> int:
@@ -186,5 +188,5 @@ def _tile(size: int, most: int) -> int:
     return width
 
 
-def _exact() -> bool:
+def _is_exact() -> bool:
     return not torch.backends.cuda.matmul.allow_tf32

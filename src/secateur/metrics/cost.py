@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from secateur.interfaces import Mask, Params
-from secateur.tree import count, masked
+from secateur.tree import count, mask_tree
 from secateur.wire import encode, encode_mask
 
 CONVS = (nn.Conv1d, nn.Conv2d, nn.Conv3d)
@@ -140,24 +140,24 @@ def communication(sent: Params, inside: Mask | None = None, received: Params | N
     """
     if received is None:
         ones = {name: torch.ones_like(value) for name, value in sent.items()}
-        received = ones if inside is None else masked(ones, inside)
+        received = ones if inside is None else mask_tree(ones, inside)
     return Communication(
         up=len(encode(sent, inside=inside)),
         down=len(encode(received, inside=inside)),
         broadcast=0 if inside is None else len(encode_mask(inside)),
         entries=count(sent),
-        dense=_dense(sent),
+        dense=_dense_bits(sent),
     )
 
 
-def paper_accounting(sent: Params, inside: Mask | None = None) -> Communication:
+def count_as_paper(sent: Params, inside: Mask | None = None) -> Communication:
     """Return the traffic as counted in dgp's Table 3: the bits of a kept value, and one bit for a zero.
 
     No decoder could locate the zeros from these bits. DGP at 20 %: 6.4 + .8 bits up and 32 down of 64, 0.6125. ADGP:
     6.4 + .2 up, 1 for the positions, 12.8 down, 0.31875.
 
     Example:
-        >>> paper_accounting({"w": (torch.arange(100) % 5 == 0).float()}).ratio
+        >>> count_as_paper({"w": (torch.arange(100) % 5 == 0).float()}).ratio
         0.6125
     """
     up = down = broadcast = 0
@@ -169,10 +169,10 @@ def paper_accounting(sent: Params, inside: Mask | None = None) -> Communication:
         up += width * kept + size - kept
         down += width * size
     up, down, broadcast = (math.ceil(bits / 8) for bits in (up, down, broadcast))
-    return Communication(up, down, broadcast, count(sent), _dense(sent))
+    return Communication(up, down, broadcast, count(sent), _dense_bits(sent))
 
 
-def _dense(sent: Params) -> int:
+def _dense_bits(sent: Params) -> int:
     return sum(2 * value.element_size() * value.numel() for value in sent.values())
 
 

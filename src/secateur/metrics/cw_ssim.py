@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import conv1d, pad
 
-from secateur.metrics.pictures import paired
+from secateur.metrics.pictures import to_float64
 
 SCALES = 5
 STABILITY = 1e-6  # K of the formula
@@ -56,7 +56,7 @@ def cw_ssim(truth: Tensor, guess: Tensor) -> CwSsim:
         >>> round(cw_ssim(picture, picture / 2).values.item(), 3)  # 2 * 1/2 / (1 + 1/4)
         0.8
     """
-    x, y = paired(truth, guess)
+    x, y = to_float64(truth, guess)
     used = min(SCALES, max(1, (min(x.shape[-2:]) - 1).bit_length()))
     values = [_similarity(a, b) for a, b in zip(bands(x, used), bands(y, used), strict=True)]
     return CwSsim(torch.stack(values).mean(0), used)
@@ -73,34 +73,34 @@ def bands(pictures: Tensor, scales: int) -> list[Tensor]:
     low = pad(pictures, (0, pictures.shape[-1] % 2, 0, pictures.shape[-2] % 2), mode="replicate")
     coefficients = []
     for scale in range(scales):
-        split = _later if scale else _first
+        split = _filter_later if scale else _filter_first
         # Filters with mirrored borders are matrices, and a product is many times faster than a convolution.
         down, across = (split(torch.eye(size, dtype=low.dtype, device=low.device)) for size in low.shape[-2:])
         low, *details = (rows.mT @ low @ columns for rows in down for columns in across)
-        coefficients.append(torch.cat([_complex(detail) for detail in details], 2))
+        coefficients.append(torch.cat([_combine_trees(detail) for detail in details], 2))
     return coefficients
 
 
-def _complex(band: Tensor) -> Tensor:
+def _combine_trees(band: Tensor) -> Tensor:
     """Return two opposite orientations, (N, C, 2, h, w), from the four trees that are interleaved in a band."""
     a, b = band[..., 0::2, 0::2], band[..., 0::2, 1::2]
     c, d = band[..., 1::2, 0::2], band[..., 1::2, 1::2]
     return torch.stack([torch.complex(a - d, b + c), torch.complex(a + d, b - c)], 2) / 2**0.5
 
 
-def _first(x: Tensor) -> tuple[Tensor, Tensor]:
+def _filter_first(x: Tensor) -> tuple[Tensor, Tensor]:
     """Return low and high part of the first scale along the last axis; odd and even samples are the two trees."""
 
     def symmetric(half: list[float]) -> Tensor:
-        return _filter(_mirrored(x, len(half) - 1), half + half[-2::-1])
+        return _filter(_mirror(x, len(half) - 1), half + half[-2::-1])
 
     return symmetric(_FIRST_LOW), symmetric(_FIRST_HIGH)
 
 
-def _later(x: Tensor) -> tuple[Tensor, Tensor]:
+def _filter_later(x: Tensor) -> tuple[Tensor, Tensor]:
     """Return low and high part of a later scale, half as long: each tree filters and decimates its own samples."""
-    x = _mirrored(x, 1) if x.shape[-1] % 4 else x  # four samples yield one of each tree
-    wide = _mirrored(x, len(_QUARTER_SHIFT) - 2)
+    x = _mirror(x, 1) if x.shape[-1] % 4 else x  # four samples yield one of each tree
+    wide = _mirror(x, len(_QUARTER_SHIFT) - 2)
     high = [tap * (-1) ** i for i, tap in enumerate(reversed(_QUARTER_SHIFT))]  # quadrature mirror filter
 
     def trees(taps: list[float]) -> Tensor:
@@ -112,7 +112,7 @@ def _later(x: Tensor) -> tuple[Tensor, Tensor]:
     return trees(_QUARTER_SHIFT), trees(high)
 
 
-def _mirrored(x: Tensor, margin: int) -> Tensor:
+def _mirror(x: Tensor, margin: int) -> Tensor:
     """Return the last axis extended on both sides by reflection with repeated end samples; `margin` may exceed it."""
     size = x.shape[-1]
     position = torch.arange(-margin, size + margin, device=x.device) % (2 * size)

@@ -40,9 +40,9 @@ def epsilon_bound(
     order = torch.randperm(len(scores), generator=rng)
     halves = [order[: len(order) // 2], order[len(order) // 2 :]]
     chosen, tested = ((scores[half].double().cpu().numpy(), is_member[half].cpu().numpy()) for half in halves)
-    best = {side: _best_threshold(*_accusing(*chosen, side), delta, level) for side in (1, -1)}
+    best = {side: _best_threshold(*_split_accused(*chosen, side), delta, level) for side in (1, -1)}
     side = max(best, key=lambda accused: best[accused][0])
-    inside, outside = _accusing(*tested, side)
+    inside, outside = _split_accused(*tested, side)
     hits, alarms = int((inside >= best[side][1]).sum()), int((outside >= best[side][1]).sum())
     bound = float(_bounds(np.array([hits]), len(inside), np.array([alarms]), len(outside), delta, level)[0])
     return EpsilonBound(bound, hits / max(1, len(inside)), alarms / max(1, len(outside)), len(tested[0]))
@@ -89,7 +89,7 @@ def one_run_p_value(canaries: int, guesses: int, correct: int, epsilon: float, d
     return min(1.0, tail + 2 * canaries * delta * float((below / steps).max()))
 
 
-def _accusing(scores: np.ndarray, is_member: np.ndarray, side: int) -> tuple[np.ndarray, np.ndarray]:
+def _split_accused(scores: np.ndarray, is_member: np.ndarray, side: int) -> tuple[np.ndarray, np.ndarray]:
     """Return scores of the accused and of the others: members by high scores, or non-members by low ones."""
     turned, accused = side * scores, is_member if side == 1 else ~is_member
     return turned[accused], turned[~accused]

@@ -46,10 +46,10 @@ def combine(function: Callable[..., float], *measures: Measure) -> Estimate | No
         return None
     if len(seeds) > 1:
         return mean_of([function(*(measure[seed].value for measure in measures)) for seed in seeds])
-    return _carried(function, [measure[seeds[0]] for measure in measures])
+    return _propagate(function, [measure[seeds[0]] for measure in measures])
 
 
-def _carried(function: Callable[..., float], measures: Sequence[Estimate]) -> Estimate:
+def _propagate(function: Callable[..., float], measures: Sequence[Estimate]) -> Estimate:
     """Return a function of estimates; each interval is carried through alone, and the changes are added as squares."""
     values = [measure.value for measure in measures]
     centre = function(*values)

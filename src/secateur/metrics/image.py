@@ -20,7 +20,7 @@ from secateur.metrics.cw_ssim import cw_ssim
 from secateur.metrics.lpips import ABSENT, lpips
 from secateur.metrics.membership import Estimate
 from secateur.metrics.nmi import nmi
-from secateur.metrics.pictures import paired
+from secateur.metrics.pictures import to_float64
 
 WINDOW = 11  # pixels: 3.5 sigma to each side, as in scikit-image
 SIGMA = 1.5
@@ -52,7 +52,7 @@ def mse(truth: Tensor, guess: Tensor) -> Tensor:
         >>> mse(torch.zeros(1, 1, 2, 2), torch.full((1, 1, 2, 2), 0.1)).item()  # doctest: +ELLIPSIS
         0.0100...
     """
-    x, y = paired(truth, guess)
+    x, y = to_float64(truth, guess)
     return (x - y).square().mean((1, 2, 3))
 
 
@@ -78,10 +78,10 @@ def ssim(truth: Tensor, guess: Tensor) -> Tensor:
         >>> round(ssim(torch.zeros(1, 1, 16, 16), torch.full((1, 1, 16, 16), 0.1)).item(), 4)  # C1 / (0.01 + C1)
         0.0099
     """
-    x, y = paired(truth, guess)
+    x, y = to_float64(truth, guess)
     if min(x.shape[-2:]) < WINDOW:
         raise WrongInput("ssim", f"{x.shape[-2]}x{x.shape[-1]} pixels are too few; use at least {WINDOW} a side")
-    mean_x, mean_y, xx, yy, xy = _blurred(torch.stack([x, y, x * x, y * y, x * y]))
+    mean_x, mean_y, xx, yy, xy = _blur(torch.stack([x, y, x * x, y * y, x * y]))
     c1, c2 = 0.01**2, 0.03**2
     structure = (2 * (xy - mean_x * mean_y) + c2) / (xx - mean_x**2 + yy - mean_y**2 + c2)
     luminance = (2 * mean_x * mean_y + c1) / (mean_x**2 + mean_y**2 + c1)
@@ -89,7 +89,7 @@ def ssim(truth: Tensor, guess: Tensor) -> Tensor:
     return similarity.mean((1, 2, 3))
 
 
-def _blurred(stacks: Tensor) -> Tensor:
+def _blur(stacks: Tensor) -> Tensor:
     """Return the weighted means over all windows inside the pictures."""
     offset = torch.arange(WINDOW, dtype=stacks.dtype, device=stacks.device) - WINDOW // 2
     weights = (-(offset**2) / (2 * SIGMA**2)).softmax(0)

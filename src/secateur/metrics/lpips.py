@@ -25,7 +25,7 @@ from secateur.data.fetch import find
 from secateur.errors import WrongInput
 from secateur.gpu.precision import full_precision
 from secateur.interfaces import Params
-from secateur.metrics.pictures import paired
+from secateur.metrics.pictures import to_float64
 
 FILE = "lpips/alexnet.safetensors"
 ABSENT = f"absent: {FILE} is not in $SECATEUR_DATA or the cache; python -m secateur.metrics.lpips makes it"
@@ -74,7 +74,7 @@ def lpips(truth: Tensor, guess: Tensor, weights: Params) -> Lpips:
         >>> lpips(picture, picture, weights)
         Lpips(values=tensor([0.]), enlarged=(32, 32))
     """
-    x, y = (stack.float() for stack in paired(truth, guess))
+    x, y = (stack.float() for stack in to_float64(truth, guess))
     side = min(x.shape[-2:])
     enlarged = None
     if side < SMALLEST:

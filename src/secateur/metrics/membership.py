@@ -80,22 +80,22 @@ def evaluate(guesses: Guesses, is_member: Tensor, rng: Generator, resamples: int
     prior = float(member.double().mean())
     noise = spawn(rng, device)
 
-    def measured(drawn: list[tuple[Tensor, Tensor]]) -> dict[str, Tensor]:
+    def measure_draw(drawn: list[tuple[Tensor, Tensor]]) -> dict[str, Tensor]:
         (inside, accepted), (outside, rejected) = drawn
         curve = _curve(_counts(inside, count), _counts(outside, count))
         ranking = {"auc": auc(curve)} | {f"tpr_at_fpr_{fpr:g}": tpr_at_fpr(curve, fpr) for fpr in FPRS}
         return (_decision_measures(accepted, rejected, prior) if decides else {}) | ranking
 
-    exact = measured(sides)
+    exact = measure_draw(sides)
     draws: list[dict[str, Tensor]] = []
     for start in range(0, resamples, AT_ONCE):
-        draws.append(measured([_resample(*side, min(AT_ONCE, resamples - start), noise) for side in sides]))
+        draws.append(measure_draw([_resample(*side, min(AT_ONCE, resamples - start), noise) for side in sides]))
     bounds = torch.tensor([0.025, 0.975], dtype=torch.float64, device=device)
     table = torch.stack([torch.cat([draw[name] for draw in draws]) for name in exact])
     ends, values = torch.quantile(table, bounds, dim=1).T.tolist(), torch.stack([*exact.values()]).tolist()
     curve, outside = roc(guesses.scores.double(), member), int((~member).sum())
     return {
-        name: Estimate(value, low, high, _unsupported(name, curve, outside))
+        name: Estimate(value, low, high, _explain_coarse(name, curve, outside))
         for name, value, (low, high) in zip(exact, values, ends, strict=True)
     }
 
@@ -175,7 +175,7 @@ def _resample(levels: Tensor, right: Tensor, number: int, rng: Generator) -> tup
     return levels[drawn], right[drawn]
 
 
-def _unsupported(name: str, curve: RocCurve, nonmembers: int) -> str | None:
+def _explain_coarse(name: str, curve: RocCurve, nonmembers: int) -> str | None:
     """Return a note if the sample or the score is too coarse for TPR at this FPR.
 
     The score is too coarse if a tie of members and non-members lies across the FPR: only a share of the tied examples

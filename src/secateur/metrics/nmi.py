@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from secateur.errors import check_whole
-from secateur.metrics.pictures import paired
+from secateur.metrics.pictures import to_float64
 
 PAIRS = 1024  # pairs of counts per block; bounds the memory
 
@@ -41,7 +41,7 @@ def nmi(truth: Tensor, guess: Tensor, levels: int = 256) -> MutualInformation:
         [1.0, 0.3333, 1.0]
     """
     check_whole("levels", levels, 2)
-    u, v = (_quantised(stack, levels) for stack in paired(truth, guess))  # (N, P)
+    u, v = (_quantise(stack, levels) for stack in to_float64(truth, guess))  # (N, P)
     size = u.shape[1]
     of_u, of_v = _histogram(u, levels), _histogram(v, levels)
     h_u, h_v = _entropy(of_u, size), _entropy(of_v, size)
@@ -58,13 +58,13 @@ def nmi(truth: Tensor, guess: Tensor, levels: int = 256) -> MutualInformation:
             for value in (
                 information / mean,
                 expected / mean,
-                _away_from_zero(information - expected) / _away_from_zero(mean - expected),
+                _avoid_zero(information - expected) / _avoid_zero(mean - expected),
             )
         )
     )
 
 
-def _quantised(pictures: Tensor, levels: int) -> Tensor:
+def _quantise(pictures: Tensor, levels: int) -> Tensor:
     return (pictures.flatten(1) * levels).floor().clamp(0, levels - 1).long()
 
 
@@ -89,7 +89,7 @@ def _joint_entropy(u: Tensor, v: Tensor, levels: int) -> Tensor:
     return math.log(size) - total / size
 
 
-def _away_from_zero(value: Tensor) -> Tensor:
+def _avoid_zero(value: Tensor) -> Tensor:
     """Return the value at least eps away from 0, as in scikit-learn: 0 / 0 is a perfect match."""
     least = torch.finfo(torch.float64).eps
     return torch.where(value < 0, value.clamp_max(-least), value.clamp_min(least))
@@ -101,14 +101,14 @@ def _expected_information(of_u: Tensor, of_v: Tensor, size: int) -> Tensor:
     A cell of the table is hypergeometric, so its expectation depends only on its two counts. Counts repeat within and
     between pictures, so each pair of distinct counts is evaluated once.
     """
-    (a, many_a), (b, many_b) = _distinct(of_u), _distinct(of_v)
+    (a, many_a), (b, many_b) = _count_distinct(of_u), _count_distinct(of_v)
     pairs = torch.cartesian_prod(a, b)
     table = _expected_x_log_x(pairs[:, 0], pairs[:, 1], size).view(len(a), len(b))
     cells = torch.einsum("na,ab,nb->n", many_a, table, many_b) / size
     return cells - math.log(size) + _entropy(of_u, size) + _entropy(of_v, size)
 
 
-def _distinct(counts: Tensor) -> tuple[Tensor, Tensor]:
+def _count_distinct(counts: Tensor) -> tuple[Tensor, Tensor]:
     """Return the distinct counts above zero, (K,), and their frequency in each picture, (N, K)."""
     kinds = torch.unique(torch.cat([counts.new_zeros(1), counts.flatten()]))
     return kinds[1:], _histogram(torch.searchsorted(kinds, counts), len(kinds))[:, 1:].double()

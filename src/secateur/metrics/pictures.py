@@ -11,7 +11,7 @@ from torch import Tensor
 from secateur.errors import WrongInput
 
 
-def paired(truth: Tensor, guess: Tensor) -> tuple[Tensor, Tensor]:
+def to_float64(truth: Tensor, guess: Tensor) -> tuple[Tensor, Tensor]:
     """Return both stacks in float64, in which no device rounds products.
 
     Stacks are refused unless they have the same shape and are grey or colour.
@@ -39,7 +39,7 @@ def match(truth: Tensor, guess: Tensor) -> Tensor:
     """
     from scipy.optimize import linear_sum_assignment
 
-    first, _ = paired(truth, guess[: len(truth)])
+    first, _ = to_float64(truth, guess[: len(truth)])
     a, b = first.flatten(1), guess.double().flatten(1)
     if not (a.isfinite().all() and b.isfinite().all()):
         raise WrongInput("pictures", "NaN or infinite values cannot be matched; leave the diverged trials out")

@@ -170,10 +170,10 @@ def misfit(wanted: Mapping[str, Tensor], tensors: Mapping[str, Tensor]) -> str:
         "unexpected": [name for name in tensors if name not in wanted],
         "of another shape": shapes,
     }
-    return "; ".join(f"{what}: {few(names)}" for what, names in wrong.items() if names)
+    return "; ".join(f"{what}: {shorten_list(names)}" for what, names in wrong.items() if names)
 
 
-def few(names: Iterable[str], most: int = 3) -> str:
+def shorten_list(names: Iterable[str], most: int = 3) -> str:
     """Return the first names, and the number of the others."""
     names = list(names)
     rest = f" and {len(names) - most} more" if len(names) > most else ""

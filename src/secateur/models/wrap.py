@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from secateur import tree
 from secateur.errors import NotFinite, WrongInput
 from secateur.gpu.precision import full_precision
-from secateur.inference import TOLERANCE, answering
+from secateur.inference import TOLERANCE, bind_state
 from secateur.interfaces import BlackBox
 from secateur.models.sparsity import copy_module, fold_masks
 
@@ -96,7 +96,7 @@ def _module(net: nn.Module) -> Answer:
 
 
 def _pure(net: nn.Module) -> Callable[[Tensor], Tensor]:
-    answer, device = answering(net, tree.state_of(net), device_of(net)), device_of(net)
+    answer, device = bind_state(net, tree.state_of(net), device_of(net)), device_of(net)
     return lambda inputs: answer(in_precision(net, inputs).to(device))
 
 

@@ -90,7 +90,7 @@ class Channels:
         """The BatchNorms by name, in the order of the graph."""
         return {step.name: step for step in self.steps if isinstance(step, Norm)}
 
-    def everywhere(self, atoms: Tensor) -> Tensor:
+    def all_of_group(self, atoms: Tensor) -> Tensor:
         """Return (atoms,) bool: True if `atoms` (atoms,) is True for the whole group of the atom."""
         missing = torch.zeros(len(self.group), dtype=torch.bool)
         missing[self.group[~atoms]] = True
@@ -173,7 +173,7 @@ class _Walk:
         if node.op in ("output", "get_attr") or "tensor_meta" not in node.meta:
             return None
         if node.op == "placeholder":
-            atoms = self.new(shape_of(node)[1])
+            atoms = self.add_atoms(shape_of(node)[1])
             self.fixed.update(atoms)
             return atoms
         layer = self.graph.get_submodule(str(node.target)) if node.op == "call_module" else None
@@ -203,14 +203,14 @@ class _Walk:
             raise unknown_operation(name_of(node), "reads more than rows of features")
         self.reads[name] = source
         self.raw.update(source)
-        self.makes[name] = self.new(shape_of(node)[1])
+        self.makes[name] = self.add_atoms(shape_of(node)[1])
         if is_depthwise(layer):
             self.follow(source, self.makes[name])
             self.steps.append(Depthwise(name, torch.tensor(source), torch.tensor(self.makes[name])))
         return self.makes[name]
 
     def norm(self, name: str, layer: nn.Module, source: Atoms) -> Atoms:
-        gives = self.new(len(source))
+        gives = self.add_atoms(len(source))
         self.follow(source, gives)
         self.steps.append(Norm(name, torch.tensor(source), torch.tensor(gives)))
         if layer.weight is None:  # without gamma and beta it subtracts a mean that nothing can mask
@@ -246,7 +246,7 @@ class _Walk:
     def sum(self, node: fx.Node, left: Atoms, right: Atoms) -> Atoms:
         if len(left) != len(right):
             raise unknown_operation(name_of(node), "adds values of different numbers of channels")
-        gives = self.new(len(left))
+        gives = self.add_atoms(len(left))
         for one, other, both in zip(left, right, gives, strict=True):
             self.unite(one, both)
             self.unite(other, both)
@@ -254,7 +254,7 @@ class _Walk:
         self.steps.append(Sum(torch.tensor(left), torch.tensor(right), torch.tensor(gives)))
         return gives
 
-    def new(self, count: int) -> Atoms:
+    def add_atoms(self, count: int) -> Atoms:
         """Return new atoms, each a group by itself."""
         atoms = list(range(len(self.parent), len(self.parent) + count))
         self.parent += atoms

@@ -17,7 +17,7 @@ from secateur.catalogue import method
 from secateur.errors import WrongInput, check_number
 from secateur.interfaces import Batch, Mask, Params
 from secateur.pruning.channels import CONVS, Channels, analyse, is_depthwise
-from secateur.pruning.masks import Scope, one_of, prune_lowest
+from secateur.pruning.masks import Scope, check_name, prune_lowest
 
 Groups = Literal["per-conv", "coupled"]
 Form = Literal["full", "conv-only"]  # of a mask
@@ -83,8 +83,8 @@ class L2Structured(L1Structured):
 def check_channels(pruner: Any, sparsity: float) -> None:
     """Refuse a sparsity, groups or a form of mask that a pruner of channels cannot use."""
     check_number("sparsity", sparsity, "[0, 1)")
-    one_of("groups", pruner.groups, get_args(Groups))
-    one_of("mask", pruner.mask, get_args(Form))
+    check_name("groups", pruner.groups, get_args(Groups))
+    check_name("mask", pruner.mask, get_args(Form))
 
 
 def filter_norms(net: nn.Module, order: int) -> Params:
@@ -108,7 +108,7 @@ def _choose_coupled(channels: Channels, norms: Params, sparsity: float, order: i
     powers = torch.zeros(len(channels.group), dtype=torch.float64)
     for name, norm in norms.items():
         powers.index_add_(0, channels.group[channels.makes[name]], norm.double() ** order)
-    layers = coupled_layers(channels, norms)
+    layers = group_layers(channels, norms)
     chosen = prune_lowest({name: powers[groups] ** (1 / order) for name, groups in layers.items()}, sparsity, scope)
     keep = torch.ones(len(channels.group), dtype=torch.bool)
     for name, groups in layers.items():
@@ -116,7 +116,7 @@ def _choose_coupled(channels: Channels, norms: Params, sparsity: float, order: i
     return {name: keep[channels.group[channels.makes[name]]] for name in norms}
 
 
-def coupled_layers(channels: Channels, layers: Iterable[str]) -> dict[str, Tensor]:
+def group_layers(channels: Channels, layers: Iterable[str]) -> dict[str, Tensor]:
     """Return the groups of channels that can be removed, by the layers that make them, joined by "+".
 
     A shortcut couples several layers into one entry. A group with an input or an output of the network, or with a

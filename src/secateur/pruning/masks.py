@@ -17,7 +17,7 @@ Scope = Literal["layer", "global"]
 LAYERS = (*CONVS, nn.Linear)
 
 
-def one_of(field: str, value: str, allowed: Iterable[str]) -> None:
+def check_name(field: str, value: str, allowed: Iterable[str]) -> None:
     """Refuse a name that is not among the allowed ones."""
     if value not in allowed:
         raise unknown(field, value, allowed)
@@ -51,13 +51,13 @@ def prune_lowest(scores: Mapping[str, Tensor], sparsity: float, scope: str) -> M
 def select(scores: Mapping[str, Tensor], sparsity: float, scope: str) -> tuple[Mask, list[str]]:
     """Return the mask of `prune_lowest` without its warning, and the names of tensors that it would have emptied."""
     check_number("sparsity", sparsity, "[0, 1)")
-    one_of("scope", scope, get_args(Scope))
+    check_name("scope", scope, get_args(Scope))
     for name, value in scores.items():
         if not value.isfinite().all():
             raise WrongInput("model", f"the pruning scores of {name} are not finite; check its weights and the data")
     if scope == "layer":
-        return {name: _lowest({name: value}, sparsity)[name] for name, value in scores.items()}, []
-    mask = _lowest(scores, sparsity)
+        return {name: _mask_lowest({name: value}, sparsity)[name] for name, value in scores.items()}, []
+    mask = _mask_lowest(scores, sparsity)
     empty = [name for name, value in mask.items() if not value.any()]
     if not empty:
         return mask, []
@@ -65,7 +65,7 @@ def select(scores: Mapping[str, Tensor], sparsity: float, scope: str) -> tuple[M
     if int(sparsity * total) > total - len(scores):
         most = 1 - len(scores) / total
         raise WrongInput("sparsity", f"{sparsity} would empty a layer; with this model and scope at most {most:.6g}")
-    return _lowest({name: _protect_best(value) for name, value in scores.items()}, sparsity), empty
+    return _mask_lowest({name: _protect_best(value) for name, value in scores.items()}, sparsity), empty
 
 
 def warn_of_floor(names: Iterable[str]) -> None:
@@ -74,7 +74,7 @@ def warn_of_floor(names: Iterable[str]) -> None:
         warnings.warn(f"pruning would have emptied {', '.join(names)}: the best of each was kept", stacklevel=3)
 
 
-def _lowest(scores: Mapping[str, Tensor], sparsity: float) -> Mask:
+def _mask_lowest(scores: Mapping[str, Tensor], sparsity: float) -> Mask:
     flat = torch.cat([value.detach().flatten() for value in scores.values()])
     count = int(sparsity * flat.numel())
     keep = torch.ones_like(flat, dtype=torch.bool)

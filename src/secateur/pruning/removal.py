@@ -41,7 +41,7 @@ def remove(net: nn.Module, mask: Mask, input_shape: tuple[int, ...]) -> nn.Modul
     except WrongInput as error:  # its advice is for pruning
         problem = f"{error.message.partition(';')[0]}, so no channel can be removed"
         raise WrongInput(error.field, f"{problem}; leave it masked, or prune with torch-pruning") from error
-    gone = channels.everywhere(dead_atoms(masked, mask, channels) & ~channels.fixed)
+    gone = channels.all_of_group(dead_atoms(masked, mask, channels) & ~channels.fixed)
     small = copy.deepcopy(masked)
     for name, atoms in channels.makes.items():
         shrink_layer(small, name, ~gone[atoms], ~gone[channels.reads[name]])
@@ -64,8 +64,8 @@ def dead_atoms(net: nn.Module, mask: Mask, channels: Channels) -> Tensor:
                 raise _conv_only(f"the bias of {step.name} still speaks where its channel is masked")
             dead[step.gives] |= dead[step.reads]
         elif isinstance(net.get_submodule(step.name).weight, Tensor):
-            closed = _dropped(mask, f"{step.name}.weight", len(step.gives))
-            closed &= _dropped(mask, f"{step.name}.bias", len(step.gives))
+            closed = _mask_dropped(mask, f"{step.name}.weight", len(step.gives))
+            closed &= _mask_dropped(mask, f"{step.name}.bias", len(step.gives))
             if (dead[step.reads] & ~closed).any():
                 raise _conv_only(f"the BatchNorm {step.name} still shifts a filter that is masked")
             dead[step.gives] = closed
@@ -82,12 +82,12 @@ def _dead_rows(layer: nn.Module, name: str, mask: Mask) -> Tensor:
     if (kept.any(1) != kept.all(1)).any():
         raise WrongInput("mask", f"drops single weights of layer {name!r}; only masks of whole filters can be removed")
     rows = ~kept.any(1)
-    if layer.bias is not None and (rows & ~_dropped(mask, f"{name}.bias", len(rows))).any():
+    if layer.bias is not None and (rows & ~_mask_dropped(mask, f"{name}.bias", len(rows))).any():
         raise _conv_only(f"the bias of {name} still speaks where its filter is masked")
     return rows
 
 
-def _dropped(mask: Mask, name: str, length: int) -> Tensor:
+def _mask_dropped(mask: Mask, name: str, length: int) -> Tensor:
     """Return (length,) bool: the entries that the mask drops; none if the tensor has no mask."""
     return ~mask[name].cpu() if name in mask else torch.zeros(length, dtype=torch.bool)
 

@@ -79,7 +79,7 @@ class SynFlow:
     def __call__(self, net: nn.Module, batch: Batch, sparsity: float, rng: Generator) -> Mask:
         """Return the mask."""
         check_number("sparsity", sparsity, "[0, 1)")
-        twin, weights = linearised(net)
+        twin, weights = linearise(net)
         ones = torch.ones_like(batch.inputs[:1], dtype=torch.float64, device=next(iter(weights.values())).device)
         mask: Mask = {name: torch.ones_like(weight, dtype=torch.bool) for name, weight in weights.items()}
         floored: list[str] = []
@@ -123,7 +123,7 @@ class Grasp(ScorePruner):
 
     def scores(self, net: nn.Module, batch: Batch, rng: Generator) -> Params:
         """Return w * Hg, the paper's score with the opposite sign, so that the lowest are pruned."""
-        loss, weights = batch_loss(net, balanced(batch, self.samples_per_class), self.temperature)
+        loss, weights = batch_loss(net, balance(batch, self.samples_per_class), self.temperature)
         values = list(weights.values())
         grads = torch.autograd.grad(loss, values, create_graph=True, materialize_grads=True)
         product = torch.stack([(g * g.detach()).sum() for g in grads]).sum()
@@ -131,12 +131,12 @@ class Grasp(ScorePruner):
         return {name: w.detach() * h for (name, w), h in zip(weights.items(), products, strict=True)}
 
 
-def linearised(net: nn.Module) -> tuple[nn.Module, dict[str, nn.Parameter]]:
+def linearise(net: nn.Module) -> tuple[nn.Module, dict[str, nn.Parameter]]:
     """Return a copy of the net in float64 and eval mode with |parameters|, and its prunable weights."""
     twin = copy.deepcopy(net).double().eval().requires_grad_(False)
     for parameter in twin.parameters():
         parameter.abs_()
-    return twin, _differentiable(twin)
+    return twin, _require_gradients(twin)
 
 
 def flow(twin: nn.Module, weights: dict[str, nn.Parameter], ones: Tensor) -> Params:
@@ -154,7 +154,7 @@ def batch_loss(net: nn.Module, batch: Batch, temperature: float = 1.0) -> tuple[
     for module in twin.modules():
         if isinstance(module, NORMS):
             module.train()
-    weights = _differentiable(twin)
+    weights = _require_gradients(twin)
     batch = batch.to(next(iter(weights.values())).device)
     return F.cross_entropy(twin(batch.inputs) / temperature, batch.labels), weights
 
@@ -165,7 +165,7 @@ def _saliency(output: Tensor, weights: dict[str, nn.Parameter]) -> Params:
     return {name: (w.detach() * g).abs() for (name, w), g in zip(weights.items(), grads, strict=True)}
 
 
-def _differentiable(twin: nn.Module) -> dict[str, nn.Parameter]:
+def _require_gradients(twin: nn.Module) -> dict[str, nn.Parameter]:
     """Return the prunable weights of a copy, with gradients turned on."""
     weights = weights_of(twin)
     for weight in weights.values():
@@ -173,7 +173,7 @@ def _differentiable(twin: nn.Module) -> dict[str, nn.Parameter]:
     return weights
 
 
-def balanced(batch: Batch, per_class: int) -> Batch:
+def balance(batch: Batch, per_class: int) -> Batch:
     """Return the first `per_class` examples of each class, in the batch's order."""
     classes = sorted(set(batch.labels.tolist()))
     rows = torch.cat([(batch.labels == label).nonzero().flatten()[:per_class] for label in classes]).sort().values

@@ -12,7 +12,7 @@ from secateur.catalogue import method
 from secateur.errors import WrongInput
 from secateur.interfaces import Batch, Mask, Params
 from secateur.pruning.channels import NORMS, Channels, Depthwise, Sum, analyse
-from secateur.pruning.filters import Form, Groups, channel_mask, check_channels, coupled_layers
+from secateur.pruning.filters import Form, Groups, channel_mask, check_channels, group_layers
 from secateur.pruning.masks import prune_lowest, warn_of_floor
 
 
@@ -54,7 +54,7 @@ class Slimming:
             for name in channels.norms
             if _has_gamma(net.get_submodule(name))
         }
-        choose = _coupled if self.groups == "coupled" else _per_conv
+        choose = _mask_coupled if self.groups == "coupled" else _per_conv
         return channel_mask(net, channels, choose(channels, gammas, sparsity), self.mask)
 
 
@@ -121,14 +121,14 @@ def _readers(channels: Channels, gammas: Params, atoms: Tensor) -> list[tuple[fl
     ]
 
 
-def _coupled(channels: Channels, gammas: Params, sparsity: float) -> Tensor:
+def _mask_coupled(channels: Channels, gammas: Params, sparsity: float) -> Tensor:
     """Return an (atoms,) mask of the dead atoms, if groups are chosen by the mean of their |gamma|."""
     total, count = torch.zeros(2, len(channels.group), dtype=torch.float64)
     for name, gamma in gammas.items():
         groups = channels.group[channels.norms[name].gives]
         total.index_add_(0, groups, gamma.double())
         count.index_add_(0, groups, torch.ones_like(gamma, dtype=torch.float64))
-    layers = {name: ids[count[ids] > 0] for name, ids in coupled_layers(channels, channels.makes).items()}
+    layers = {name: ids[count[ids] > 0] for name, ids in group_layers(channels, channels.makes).items()}
     layers = {name: ids for name, ids in layers.items() if len(ids)}
     chosen = prune_lowest({name: total[ids] / count[ids] for name, ids in layers.items()}, sparsity, "global")
     gone = torch.zeros(len(channels.group), dtype=torch.bool)

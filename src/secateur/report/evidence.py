@@ -126,15 +126,15 @@ def build_pack(folder: Path, policy: PolicyFile | None = None, today: date | Non
         policy=None
         if policy is None
         else policy.model_dump(mode="json", by_alias=True, exclude_none=True, exclude={"schema_version"}),
-        checks=[] if gate is None else _decided(gate),
+        checks=[] if gate is None else _list_decided(gate),
         subject=_subject(rows, config),
-        worst=_strongest(items),
-        before=_strongest(originals) if compressed else [],
-        groups=_strongest(collect(rows, ("worst_group_auc", "worst_group_tpr_at_fpr_0.01"))),
+        worst=_select_strongest(items),
+        before=_select_strongest(originals) if compressed else [],
+        groups=_select_strongest(collect(rows, ("worst_group_auc", "worst_group_tpr_at_fpr_0.01"))),
         adversaries=[_adversary(attack, config) for attack in attacks],
         hours=_hours(marker),
         validity=_validity(rows),
-        not_tested=_not_tested(rows, attacks, config),
+        not_tested=_list_untested(rows, attacks, config),
         provenance={name: marker.get(name) for name in ("secateur", "python", "torch", "device", "started", "finished")}
         | {"command": f"secateur audit {folder / 'config.yaml'}", "seeds": marker.get("seeds"), "tool": version()},
     )
@@ -166,19 +166,19 @@ def render_markdown(pack: EvidencePack) -> str:
     """Return the pack as Markdown."""
     lines = ["# Evidence of what this model leaks", "", f"**{pack.outcome.upper()}.** {pack.sentence}", ""]
     if pack.policy:
-        lines += _table(["policy", ""], [[name, _plain(value)] for name, value in pack.policy.items()])
+        lines += _table(["policy", ""], [[name, _format_plain(value)] for name, value in pack.policy.items()])
     if pack.checks:
         lines += _table(
             ["model", "measure", "limit", "result"],
             [[item.model, item.measure, f"{item.limit:g}", item.outcome] for item in pack.checks],
         )
     lines += ["## What was audited", ""]
-    lines += _table(["", ""], [[name, _plain(value)] for name, value in pack.subject.items()])
-    lines += ["## The strongest attack for each measure", "", *_table(HEAD, _measured(pack.worst))]
+    lines += _table(["", ""], [[name, _format_plain(value)] for name, value in pack.subject.items()])
+    lines += ["## The strongest attack for each measure", "", *_table(HEAD, _measured_cells(pack.worst))]
     if pack.before:
-        lines += ["## Before compression", "", *_table(HEAD, _measured(pack.before))]
+        lines += ["## Before compression", "", *_table(HEAD, _measured_cells(pack.before))]
     if pack.groups:
-        lines += ["## The most exposed group", "", *_table(HEAD, _measured(pack.groups))]
+        lines += ["## The most exposed group", "", *_table(HEAD, _measured_cells(pack.groups))]
     lines += ["## Attackers (NIST AI 100-2)", ""]
     adversaries = [[a.name, a.goal, a.capability, a.knowledge, str(a.models)] for a in pack.adversaries]
     lines += _table(["attack", "goal", "capability", "knowledge", "models trained"], adversaries)
@@ -187,7 +187,7 @@ def render_markdown(pack: EvidencePack) -> str:
     lines += [f"- {'holds' if item.holds else '**does not hold**'}: {item.sentence}" for item in pack.validity]
     lines += ["", "## What was not tested", ""] + [f"- {sentence}" for sentence in pack.not_tested]
     lines += ["", "## Provenance", ""]
-    lines += _table(["", ""], [[name, _plain(value)] for name, value in pack.provenance.items()])
+    lines += _table(["", ""], [[name, _format_plain(value)] for name, value in pack.provenance.items()])
     return "\n".join(lines).rstrip() + "\n"
 
 
@@ -199,7 +199,7 @@ def render_model_card(pack: EvidencePack) -> str:
         f"{pack.sentence} Audited {pack.created} with Secateur {version()}.",
         "",
     ]
-    lines += _table(HEAD, _measured(pack.worst))
+    lines += _table(HEAD, _measured_cells(pack.worst))
     failed = [item.sentence for item in pack.validity if not item.holds]
     lines += [f"- Validity: {sentence}" for sentence in failed]
     lines += [f"- Not tested: {sentence}" for sentence in pack.not_tested]
@@ -213,24 +213,24 @@ def render_html(pack: EvidencePack, figures: Sequence[dict[str, Any]] = ()) -> s
     environment = jinja2.Environment(
         loader=jinja2.PackageLoader("secateur", "report"), autoescape=True, undefined=jinja2.StrictUndefined
     )
-    environment.filters["plain"] = _plain
+    environment.filters["plain"] = _format_plain
     curves = [figure for figure in figures if figure.get("kind") == "roc" and figure.get("pruner") != "none"]
     return environment.get_template("evidence.html.j2").render(
         pack=pack,
         head=HEAD,
-        worst=_measured(pack.worst),
-        before=_measured(pack.before),
-        groups=_measured(pack.groups),
+        worst=_measured_cells(pack.worst),
+        before=_measured_cells(pack.before),
+        groups=_measured_cells(pack.groups),
         curves=[(figure["attack"], _points(figure)) for figure in curves[:6]],
     )
 
 
-def _decided(gate: Gate) -> list[Decided]:
+def _list_decided(gate: Gate) -> list[Decided]:
     checks = [check for items in gate.checks.values() for check in items]
     return [Decided(c.subject, c.measure, c.limit, str(c.outcome), c.sentence) for c in checks]
 
 
-def _strongest(items: Sequence[Evidence]) -> list[MeasuredLeak]:
+def _select_strongest(items: Sequence[Evidence]) -> list[MeasuredLeak]:
     """Return each measure under the attack and on the model where it is highest."""
     strongest = []
     for measure in dict.fromkeys(item.measure for item in items):
@@ -280,7 +280,7 @@ def _validity(rows: Sequence[Row]) -> list[ValidityCheck]:
     return [ValidityCheck(name, row.value == 1, note or "") for (name, note), row in seen.items()]
 
 
-def _not_tested(rows: Sequence[Row], attacks: Sequence[str], config: dict[str, Any]) -> list[str]:
+def _list_untested(rows: Sequence[Row], attacks: Sequence[str], config: dict[str, Any]) -> list[str]:
     """Return what the audit leaves open, each with its reason."""
     run = {name_of(attack) for attack in attacks}
     missing = [name for name in methods("attack") if name not in run]
@@ -307,7 +307,7 @@ def _hours(marker: dict[str, Any]) -> float | None:
     return (end - start).total_seconds() / 3600
 
 
-def _measured(items: Sequence[MeasuredLeak]) -> list[list[str]]:
+def _measured_cells(items: Sequence[MeasuredLeak]) -> list[list[str]]:
     return [
         [
             TITLES.get(item.measure, item.measure.replace("_", " ")),
@@ -333,9 +333,9 @@ def _table(head: Sequence[str], body: Sequence[Sequence[str]]) -> list[str]:
     return [lines[0], "|" + "---|" * len(head), *lines[1:], ""]
 
 
-def _plain(value: Any) -> str:
+def _format_plain(value: Any) -> str:
     if isinstance(value, dict):
-        return ", ".join(f"{name}: {_plain(item)}" for name, item in value.items())
+        return ", ".join(f"{name}: {_format_plain(item)}" for name, item in value.items())
     return ", ".join(map(str, value)) if isinstance(value, list | tuple) else str(value)
 
 

@@ -51,10 +51,10 @@ def build_headline(rows: Sequence[Row], limits: Sequence[Check] | None = None) -
     before = originals if any(item.subject not in {o.subject for o in originals} for item in shipped) else []
     leaking = select_leaking(shipped)
     badge = ANSWERS[outcome(limits)] if limits else _choose_badge(shipped, leaking, rows)
-    top = strongest(_split(shipped).get("auc", []))
+    top = select_strongest(_split(shipped).get("auc", []))
     sentences = [_describe_magnitude(shipped, before, leaking), _describe_change(rows, top)]
     sentences += [_describe_doubt(rows, leaking), _describe_attacker(rows, top)]
-    numbers = [_format_number(item) for item in map(strongest, _split(shipped).values()) if item is not None]
+    numbers = [_format_number(item) for item in map(select_strongest, _split(shipped).values()) if item is not None]
     checks = {row.note or "": row.value == 1 for row in rows if row.metric == METRIC}
     return Headline(
         badge,
@@ -72,7 +72,7 @@ def select_leaking(items: Sequence[Evidence]) -> set[str]:
     return {item.subject for item, p in zip(known, adjusted, strict=True) if p <= LEVEL}
 
 
-def strongest(items: Sequence[Evidence]) -> Evidence | None:
+def select_strongest(items: Sequence[Evidence]) -> Evidence | None:
     """Return the evidence with the highest value that sample and score support."""
     known = [item for item in items if item.supported and item.estimate is not None]
     return max(known, key=lambda item: item.estimate.value if item.estimate else 0.0, default=None)
@@ -95,7 +95,7 @@ def _split(items: Sequence[Evidence]) -> Mapping[str, list[Evidence]]:
 def _choose_badge(shipped: Sequence[Evidence], leaking: set[str], rows: Sequence[Row]) -> Badge:
     """Return the answer without limits; of members that differ by themselves no leak can be told."""
     if leaking and not failures(rows, "blind"):
-        tops = {measure: strongest(items) for measure, items in _split(shipped).items()}
+        tops = {measure: select_strongest(items) for measure, items in _split(shipped).items()}
         auc, tpr = (top.estimate.value if (top := tops.get(m)) and top.estimate else 0.0 for m in MEASURES[:2])
         large = auc >= STRONG_AUC or tpr >= STRONG_TPR
         return Badge("LEAKS STRONGLY", "bad") if large else Badge("LEAKS", "bad")
@@ -106,14 +106,14 @@ def _choose_badge(shipped: Sequence[Evidence], leaking: set[str], rows: Sequence
 
 def _describe_magnitude(shipped: Sequence[Evidence], before: Sequence[Evidence], leaking: set[str]) -> str:
     """Return the sentence that a board understands: how many members an attacker names, at what price."""
-    top = strongest([item for item in _split(shipped).get("tpr_at_fpr_0.01", []) if item.subject in leaking])
+    top = select_strongest([item for item in _split(shipped).get("tpr_at_fpr_0.01", []) if item.subject in leaking])
     if not leaking:
         return "No attack that was run was shown to be better than guessing; a stronger attack might be."
     if top is None or top.estimate is None:
         return "An attacker recognises members better than by guessing; the sample is too small for rare accusations."
     named, price = round(CROWD * top.estimate.value), round(CROWD * 0.01)
     text = f"Of {CROWD:,} members an attacker names {named}, with {price} false accusations among {CROWD:,} others"
-    original = strongest(_split(before).get("tpr_at_fpr_0.01", []))
+    original = select_strongest(_split(before).get("tpr_at_fpr_0.01", []))
     if original is not None and original.estimate is not None:
         text += f"; before pruning {round(CROWD * original.estimate.value)}"
     return text + "."

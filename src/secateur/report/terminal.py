@@ -7,7 +7,7 @@ from itertools import compress
 from typing import TYPE_CHECKING, Any
 
 from secateur.catalogue import split
-from secateur.config.methods import FEDERATED, UPDATES, federated
+from secateur.config.methods import FEDERATED, UPDATES, is_for_federations
 from secateur.evaluation.submodel_advice import Advice, caution, from_rows
 from secateur.evaluation.validity import METRIC
 from secateur.metrics.membership import Estimate
@@ -251,7 +251,7 @@ def _choose_table(row: Mapping[str, Any]) -> str | None:
         return row.get("kind")
     if acts_on in FEDERATED:
         return "client"
-    return ("updates" if federated(row["name"]) else "made") if acts_on in UPDATES else "training"
+    return ("updates" if is_for_federations(row["name"]) else "made") if acts_on in UPDATES else "training"
 
 
 def _describe_needs(row: Mapping[str, Any]) -> str:

@@ -167,5 +167,5 @@ def _draw_line(name: str, points: dict[float, float], line: Part) -> Part:
 
 
 def _read_points(curve: LeakageCurve, metric: str) -> dict[float, float]:
-    estimates = {x: curve.at(x, metric) for x in curve.points}
+    estimates = {x: curve.average_at(x, metric) for x in curve.points}
     return {x: estimate.value for x, estimate in estimates.items() if estimate is not None}

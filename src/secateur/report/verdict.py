@@ -82,7 +82,7 @@ def choose_update_badge(lines: Sequence[SummaryLine]) -> Badge:
     An attack that failed on targets measured nothing there, which is no sign of safety.
     """
     scored = [line for line in lines if "recognisable" in line.cells]
-    if lines and all(map(_failed, lines)):
+    if lines and all(map(_has_failed, lines)):
         return Badge("Nothing was measured", "doubtful")
     if not scored:
         return Badge("Look at the pictures", "doubtful")
@@ -100,7 +100,7 @@ def write_update_verdict(lines: Sequence[SummaryLine]) -> list[str]:
         unseen = ["There is no truth to compare with: look at the pictures."] if lines else []
         return [*unseen, *_describe_failures(lines)]
     failures = _describe_failures(known)
-    known = [line for line in known if not _failed(line)]
+    known = [line for line in known if not _has_failed(line)]
     if not known:
         return failures
     best = max(known, key=lambda line: (line.rank("recognisable"), line.rank("psnr_max")))
@@ -136,7 +136,7 @@ def _describe_failures(lines: Iterable[SummaryLine]) -> list[str]:
     sentences = []
     for line in lines:
         if share := line.value("failed"):
-            targets = "every target" if _failed(line) else f"{share:.0%} of its targets"
+            targets = "every target" if _has_failed(line) else f"{share:.0%} of its targets"
             reason = "no picture was returned, or all trials diverged"
             sentences.append(f"{name_attack(line.labels)} failed on {targets} ({reason}): nothing was measured there.")
     return sentences
@@ -156,7 +156,7 @@ def _describe_adaptive_shows_pictures(lines: Iterable[SummaryLine]) -> list[str]
     return sentences
 
 
-def _failed(line: SummaryLine) -> bool:
+def _has_failed(line: SummaryLine) -> bool:
     """Return True if the attack failed on every target."""
     return line.rank("failed") >= 1
 

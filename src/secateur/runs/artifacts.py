@@ -90,7 +90,7 @@ def _store(file: BinaryIO, result: Result, key: str) -> None:
     header = _header(result, key)
     whole = hashlib.sha256(header)
     file.write(header)
-    for value in _in_file(result.tensors).values():
+    for value in _sort_for_file(result.tensors).values():
         content = _content(value)
         file.write(content)
         whole.update(content)
@@ -98,7 +98,7 @@ def _store(file: BinaryIO, result: Result, key: str) -> None:
     file.write(whole.hexdigest().encode())
 
 
-def _in_file(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+def _sort_for_file(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """Return tensors in the order of a safetensors file: the widest numbers first, so that all are aligned."""
     return dict(sorted(tensors.items(), key=lambda item: (-item[1].element_size(), item[0])))
 
@@ -109,7 +109,7 @@ def _header(result: Result, key: str) -> bytes:
     metadata |= {"names": list(result.tensors), "data": result.data}
     header: dict[str, Any] = {"__metadata__": {"secateur": json.dumps(metadata, separators=(",", ":"))}}
     end = 0
-    for name, value in _in_file(result.tensors).items():
+    for name, value in _sort_for_file(result.tensors).items():
         start, end = end, end + value.nbytes
         kind = _TYPES[str(value.dtype).removeprefix("torch.")]
         header[name] = {"dtype": kind, "shape": list(value.shape), "data_offsets": [start, end]}

@@ -62,7 +62,7 @@ _NUMBERS = ("value", "low", "high")
 _PER_ROW = ("metric", *_NUMBERS, *("round", "stage", "epoch", "client", "target", "trial", "item"))  # not of the group
 
 
-def comparable(rows: Iterable[Row]) -> list[dict[str, Any]]:
+def select_comparable(rows: Iterable[Row]) -> list[dict[str, Any]]:
     """Return the rows that two runs of one configuration must share, as JSON: all that are not times."""
     return [row.to_json() for row in rows if not row.timing]
 

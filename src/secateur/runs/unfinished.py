@@ -94,7 +94,7 @@ def _state_file(folder: Path, name: str, key: str) -> Path:
     return folder / "unfinished" / f"{name}-{key[:16]}.safetensors"
 
 
-def packed(reconstructions: Sequence[Reconstruction | None], seconds: float) -> Result:
+def pack(reconstructions: Sequence[Reconstruction | None], seconds: float) -> Result:
     """Pack reconstructions into the result of a stage."""
     tensors: Params = {}
     data: list[dict[str, Any] | None] = []
@@ -104,12 +104,12 @@ def packed(reconstructions: Sequence[Reconstruction | None], seconds: float) -> 
             continue
         tensors |= {f"{i}.inputs": reconstruction.batch.inputs, f"{i}.labels": reconstruction.batch.labels}
         plain = {name: getattr(reconstruction, name) for name in ("loss", "trial", "diverged", "note")}
-        data.append(plain | {"curve": _thinned(reconstruction.curve)})
+        data.append(plain | {"curve": _thin(reconstruction.curve)})
     return Result(tensors, {"targets": data, "seconds": seconds})
 
 
-def unpacked(result: Result) -> list[Reconstruction | None]:
-    """Return the reconstructions of a result of `packed`."""
+def unpack(result: Result) -> list[Reconstruction | None]:
+    """Return the reconstructions of a result of `pack`."""
     reconstructions: list[Reconstruction | None] = []
     for i, data in enumerate(result.data["targets"]):
         batch = None if data is None else Batch(result.tensors[f"{i}.inputs"], result.tensors[f"{i}.labels"])
@@ -117,7 +117,7 @@ def unpacked(result: Result) -> list[Reconstruction | None]:
     return reconstructions
 
 
-def _thinned(curve: Sequence[tuple[int, float]]) -> list[tuple[int, float]]:
+def _thin(curve: Sequence[tuple[int, float]]) -> list[tuple[int, float]]:
     """Return at most POINTS points, the first and the last among them."""
     if len(curve) <= POINTS:
         return list(curve)

@@ -117,7 +117,7 @@ def _read(work: Work, fields: dict[str, Any]) -> Audit | Invert | Federate | Rep
     threads = getattr(config, "threads", 1)
     if threads > work.cpus:
         raise WrongInput("cpus", f"{work.cpus:g} is not allowed; must be at least {threads}, the number of threads")
-    for field, value in (("way", "ray"), ("engine", "flower")):
+    for field, value in (("execution", "ray"), ("engine", "flower")):
         if getattr(config, field, None) == value:
             raise WrongInput(field, f"{value} is not possible in a sweep; Ray spreads its pieces already")
     return config

@@ -73,18 +73,18 @@ def run_sweep(config: Sweep, out: Path, address: str | None = None, workers: int
         folder = create_folder(out)
         log = SweepLog(run, pieces, folder.pieces)
         try:
-            if left := [piece for piece in pieces if not log.finished(piece)]:
+            if left := [piece for piece in pieces if not log.is_finished(piece)]:
                 with progress(log.summary(), len(pieces)) as log.advance:
                     log.advance(len(pieces) - len(left))
                     spread(left, folder, log, address, workers)
         finally:  # gather the finished pieces also of a sweep that was interrupted
             (folder.pieces / ".home").unlink(missing_ok=True)
-            done = [piece for piece in pieces if log.finished(piece)]
+            done = [piece for piece in pieces if log.is_finished(piece)]
             gather(run, done, folder.pieces)
             run.flush()
             with suppress(WrongInput):  # no piece may be finished yet
                 write_page([out])
-    return SweepResult(run.rows, log.entries, passed_limits(done, folder.pieces))
+    return SweepResult(run.rows, log.entries, list_passed_limits(done, folder.pieces))
 
 
 def create_folder(out: Path) -> SweepFolder:
@@ -119,24 +119,24 @@ class SweepLog:
         """Return the number of pieces in a state."""
         return Counter(entry.state for entry in self.entries)[state]
 
-    def finished(self, piece: Piece) -> bool:
+    def is_finished(self, piece: Piece) -> bool:
         """Return True if a piece was finished with the same settings, now or by an earlier start."""
         return self._marker(piece) is not None
 
-    def began(self, piece: Piece) -> None:
+    def note_start(self, piece: Piece) -> None:
         """Note that a worker started a piece."""
         entry = self._entries[piece.name]
         entry.state, entry.starts = "running", entry.starts + 1
         self._save()
         self.advance(0, self.summary())
 
-    def died(self, piece: Piece, starts: int, reason: str) -> None:
+    def note_death(self, piece: Piece, starts: int, reason: str) -> None:
         """Note that a worker died, and that its piece waits again."""
         self._entries[piece.name].state = "waiting"
         why = reason.partition(". ")[0][:200]
         self._print(f"{piece.name}: worker died, restarting ({why}; start {starts + 1} of {STARTS})")
 
-    def ended(self, piece: Piece, outcome: PieceOutcome) -> None:
+    def note_end(self, piece: Piece, outcome: PieceOutcome) -> None:
         """Note that a piece is done, or has failed for good."""
         entry = self._entries[piece.name]
         entry.said, entry.trace = outcome.error, outcome.trace
@@ -196,7 +196,7 @@ def gather(run: Run, pieces: Sequence[Piece], folder: Path) -> None:
         run.show({**figure, "run": piece.run} for figure in load_figures(folder / piece.name))
 
 
-def passed_limits(pieces: Sequence[Piece], folder: Path) -> list[str]:
+def list_passed_limits(pieces: Sequence[Piece], folder: Path) -> list[str]:
     """Return a sentence for each limit that does not hold, with its piece."""
     sentences = []
     for piece in pieces:

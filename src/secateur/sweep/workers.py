@@ -64,13 +64,13 @@ class PieceOutcome:
 class PieceCallbacks(Protocol):
     """Callbacks on the state of the pieces."""
 
-    def began(self, piece: Piece) -> None:
+    def note_start(self, piece: Piece) -> None:
         """Note that a worker started a piece."""
 
-    def died(self, piece: Piece, starts: int, reason: str) -> None:
+    def note_death(self, piece: Piece, starts: int, reason: str) -> None:
         """Note that a worker died after so many starts of the piece, which waits for the next."""
 
-    def ended(self, piece: Piece, outcome: PieceOutcome) -> None:
+    def note_end(self, piece: Piece, outcome: PieceOutcome) -> None:
         """Note that a piece is done, or has failed for good."""
 
 
@@ -89,7 +89,7 @@ def spread(
                 piece = waiting.popleft()
                 starts[piece.name] += 1
                 running[job.options(num_cpus=piece.cpus, num_gpus=piece.gpus).remote(piece, folder)] = piece
-                callbacks.began(piece)
+                callbacks.note_start(piece)
             for ended in ray.wait(list(running), timeout=GROWTH)[0]:
                 piece = running.pop(ended)
                 try:
@@ -100,10 +100,10 @@ def spread(
                     reason = " ".join(str(error).split())
                     if starts[piece.name] < STARTS:
                         waiting.append(piece)  # last, as what killed it (too little memory) may have passed by then
-                        callbacks.died(piece, starts[piece.name], reason)
+                        callbacks.note_death(piece, starts[piece.name], reason)
                         continue
                     outcome = PieceOutcome("?", 0.0, f"its worker died {STARTS} times", reason)
-                callbacks.ended(piece, outcome)
+                callbacks.note_end(piece, outcome)
 
 
 def _check_room(pieces: Sequence[Piece], resources: Mapping[str, float]) -> None:

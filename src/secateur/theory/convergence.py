@@ -1,8 +1,8 @@
 """Convergence bounds of dgp (Lemma 1, Theorem 2, Corollary 1) compared with the measurements of a run.
 
-The bounds are for plain SGD with one learning rate (`inapplicable`). gamma_1, G^2 and sigma^2 are the largest values in
-the rows of a collaborative training. K is a lower bound of the true constant, which makes the bounds too small. It is
-that of `hessian_norm` at single points or `observed_smoothness` along the training.
+The bounds are for plain SGD with one learning rate (`explain_inapplicable`). gamma_1, G^2 and sigma^2 are the largest
+values in the rows of a collaborative training. K is a lower bound of the true constant, which makes the bounds too
+small. It is that of `hessian_norm` at single points or `estimate_smoothness` along the training.
 
 A bound is vacuous if it is no better than the trivial bound of Assumption 3. That is G^2 for the gradient. For the
 residual after t rounds it is (t G)^2, since the residual is at most the sum of all gradients. Both bounds are vacuous
@@ -60,7 +60,7 @@ def full_gradient(net: nn.Module, state: Params, batch: Batch, rows: int = 1024)
     return total
 
 
-def observed_smoothness(models: Sequence[Params], gradients: Sequence[Params]) -> float:
+def estimate_smoothness(models: Sequence[Params], gradients: Sequence[Params]) -> float:
     """Return the largest ||grad l(W) - grad l(W')|| / ||W - W'|| between neighbours, a lower bound of Assumption 2's K.
 
     Between the models of consecutive steps it is the K that Eq. 16 needs. Gradients are those of the full loss.
@@ -137,7 +137,7 @@ def corollary_1(problem: Constants, rounds: int) -> tuple[float, float]:
     return 6 * math.sqrt(problem.smoothness * problem.gap * noise / rounds), hidden
 
 
-def rounds_needed(problem: Constants) -> float:
+def count_rounds(problem: Constants) -> float:
     """Return the number of rounds T from which Corollary 1 is below the trivial G^2; infinite at gamma_1 = 1."""
     leading, hidden = corollary_1(problem, 1)
     if math.isinf(hidden):
@@ -186,7 +186,7 @@ def check_theorem_2(squares: Sequence[float], problem: Constants, rate: float, r
     return Checked(sum(squares) / len(squares), printed, tight, problem.gradient_square)
 
 
-def inapplicable(stated: Mapping[str, Any]) -> str | None:
+def explain_inapplicable(stated: Mapping[str, Any]) -> str | None:
     """Return the reason why Theorem 2 does not apply to a training with the stated plan; None if it applies."""
     if stated["momentum"] or stated["weight_decay"]:
         return "Theorem 2 is for plain SGD, and this is momentum or weight decay"

@@ -12,7 +12,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from secateur.defenses.selection import counts, largest
+from secateur.defenses.selection import counts, mask_largest
 from secateur.errors import WrongInput, check_number
 from secateur.interfaces import Params
 from secateur.metrics.membership import Estimate
@@ -88,20 +88,20 @@ def gamma_1(accumulated: Params, sent: Params) -> Gamma:
     return Gamma(_ratio(float(lost.sum()), float(before.sum())), max(shares.values(), default=0.0), shares)
 
 
-def top_sent(gradient: Params, sent: Params, k1: float) -> float:
+def share_of_top_sent(gradient: Params, sent: Params, k1: float) -> float:
     """Return the share of a gradient's own largest k1 entries, tensor by tensor, that are sent nonetheless.
 
     DGP promises 0. With error feedback it ranks gradient + residual. Where starved entries fill the top for good, this
     round's largest ones are below them and are sent.
 
     Example:
-        >>> top_sent({"w": torch.tensor([5.0, 9.0, 1.0, 2.0])}, {"w": torch.tensor([5.0, 0.0, 0.0, 0.0])}, 0.5)
+        >>> share_of_top_sent({"w": torch.tensor([5.0, 9.0, 1.0, 2.0])}, {"w": torch.tensor([5.0, 0.0, 0.0, 0.0])}, 0.5)
         0.5
     """
     top_and_sent = total = 0
     for name, value in gradient.items():
         first, _ = counts(value.numel(), k1, 0)
-        top = largest(value.abs().flatten(), first)
+        top = mask_largest(value.abs().flatten(), first)
         top_and_sent += int((top & (sent[name].flatten() != 0)).sum())
         total += first
     return top_and_sent / total if total else 0.0

@@ -154,7 +154,7 @@ def gradient_spectrum(
 
     def gradients(rows: slice) -> Params:
         block = Batch(inputs[rows], batch.labels[rows])
-        return tree.masked(per_example_gradients(net, double, block, loss), mask or {})
+        return tree.mask_tree(per_example_gradients(net, double, block, loss), mask or {})
 
     products = inputs.new_zeros(batch.size, batch.size)
     for rows in _blocks(batch.size, size):

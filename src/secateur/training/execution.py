@@ -3,7 +3,7 @@
 A lane's step is an objective `(params, buffers, *tensors) -> loss`. It is pure except for its buffers, the lane's own
 clones, which BatchNorm updates in place. Random numbers are among the tensors.
 
-| way        | execution                                                                               |
+| execution  | meaning                                                                                 |
 |------------|-----------------------------------------------------------------------------------------|
 | sequential | one lane after the other; on a GPU captured in a CUDA graph, one branch per lane.       |
 | stacked    | all lanes in one vmap, one optimiser over stacked tensors; on a GPU captured too.       |
@@ -34,7 +34,7 @@ from secateur.gpu.graphs import WARMUPS, Branches, Captured
 from secateur.interfaces import Mask, Params
 from secateur.training.ray import connected
 
-WAYS = ("auto", "sequential", "stacked", "eager", "ray")
+EXECUTIONS = ("auto", "sequential", "stacked", "eager", "ray")
 Objective = Callable[..., Tensor]  # (params, buffers, *tensors) -> scalar loss
 MakeOptimiser = Callable[[list[Tensor]], Optimizer]  # must update every entry independently, as SGD and Adam do
 Tensors = tuple[Tensor, ...]
@@ -55,21 +55,21 @@ class Lanes:
     """Many lanes that are stepped at once, as clones: the tensors passed in never change."""
 
     def __init__(
-        self, objective: Objective, lanes: Sequence[Lane], optimiser: MakeOptimiser, way: str = "sequential"
+        self, objective: Objective, lanes: Sequence[Lane], optimiser: MakeOptimiser, execution: str = "sequential"
     ) -> None:
-        if way not in ("sequential", "stacked", "eager"):
-            raise unknown("way", way, ("sequential", "stacked", "eager"))
-        self._stacked = way == "stacked"
+        if execution not in ("sequential", "stacked", "eager"):
+            raise unknown("execution", execution, ("sequential", "stacked", "eager"))
+        self._stacked = execution == "stacked"
         self._groups = [_stack(lanes)] if self._stacked else [Lane(*map(tree.clone, lane)) for lane in lanes]
         device = _device(self._groups)
-        graphs = way != "eager" and device.type == "cuda"
+        graphs = execution != "eager" and device.type == "cuda"
         step = _LaneStep(vmap(objective) if self._stacked else objective, self._groups, optimiser, graphs)
         self._step = Captured(partial(_run_quietly, step), device, required=True) if graphs else step
 
     def step(self, inputs: Sequence[Tensors]) -> Tensor:
         """Run one optimiser step of every lane on its own tensors; return the (lanes,) losses before the step."""
         columns = zip(*inputs, strict=True)
-        losses = self._step([tuple(map(_stacked, columns))] if self._stacked else list(inputs))
+        losses = self._step([tuple(map(_stack_plain, columns))] if self._stacked else list(inputs))
         return losses.clone() if isinstance(self._step, Captured) else losses
 
     def states(self) -> list[Params]:
@@ -131,10 +131,10 @@ def _stack(lanes: Sequence[Lane]) -> Lane:
     masked = {name for lane in lanes for name in lane.mask}
     like = {name: torch.ones_like(lanes[0].params[name], dtype=torch.bool) for name in masked}
     trees = ([lane.params for lane in lanes], [lane.buffers for lane in lanes], [like | lane.mask for lane in lanes])
-    return Lane(*({name: _stacked([part[name] for part in parts]) for name in parts[0]} for parts in trees))
+    return Lane(*({name: _stack_plain([part[name] for part in parts]) for name in parts[0]} for parts in trees))
 
 
-def _stacked(tensors: Sequence[Tensor]) -> Tensor:
+def _stack_plain(tensors: Sequence[Tensor]) -> Tensor:
     """Return one tensor with a leading axis, in plain strides: vmap has no rules for channels_last on a GPU.
 
     `contiguous` would keep the strides of 1x1 filters, which are valid in both layouts.
@@ -146,21 +146,21 @@ def _stacked(tensors: Sequence[Tensor]) -> Tensor:
 
 
 def choose(objective: Objective, lanes: Sequence[Lane], optimiser: MakeOptimiser, inputs: Sequence[Tensors]) -> str:
-    """Return the way for `auto`: sequential on a CPU; on a GPU the fastest, timed on clones over captured steps.
+    """Return the execution for `auto`: sequential on a CPU; on a GPU the fastest, timed on clones.
 
     Inside `deterministic` it is the first that can be captured, because times differ from run to run.
     """
     if _device(lanes).type != "cuda":
         return "sequential"
     seconds: dict[str, float] = {}
-    for way in ("sequential", "stacked") if len(lanes) > 1 else ("sequential",):
+    for execution in ("sequential", "stacked") if len(lanes) > 1 else ("sequential",):
         try:
-            seconds[way] = _seconds(Lanes(objective, lanes, optimiser, way), inputs)
+            seconds[execution] = _seconds(Lanes(objective, lanes, optimiser, execution), inputs)
         except RuntimeError:  # cannot be captured or stacked, or does not fit
             torch.cuda.empty_cache()
         if seconds and is_deterministic():
             break
-    return min(seconds, key=lambda way: seconds[way]) if seconds else "eager"
+    return min(seconds, key=lambda execution: seconds[execution]) if seconds else "eager"
 
 
 def _device(lanes: Sequence[Lane]) -> torch.device:
@@ -179,14 +179,14 @@ def _seconds(lanes: Lanes, inputs: Sequence[Tensors], steps: int = 5) -> float:
 
 
 def map_many(
-    function: Callable[[Item], Result], items: Sequence[Item], way: str = "sequential", gpus: float = 0
+    function: Callable[[Item], Result], items: Sequence[Item], execution: str = "sequential", gpus: float = 0
 ) -> Iterator[tuple[int, Result]]:
     """Run whole jobs here or on a Ray cluster; yield (index, result) as they finish.
 
     The Ray cluster is the one that RAY_ADDRESS names, else one on this machine that ends with the last result. A worker
     uses one thread, because results differ between thread counts, and `gpus` of a GPU.
     """
-    if way != "ray":
+    if execution != "ray":
         yield from ((index, function(item)) for index, item in enumerate(items))
         return
     with connected() as ray:

@@ -23,10 +23,10 @@ from torch.nn.modules.batchnorm import _BatchNorm
 
 from secateur import tree
 from secateur.errors import WrongInput, unknown
-from secateur.functional import Ask, Functional, joined, split
-from secateur.inference import arranged, outputs
+from secateur.functional import Ask, Functional, join_state, split
+from secateur.inference import outputs, to_channels_last
 from secateur.interfaces import Batch, Loss, Params, Penalty, Transform
-from secateur.training.execution import WAYS, Lane, Lanes, choose, map_many
+from secateur.training.execution import EXECUTIONS, Lane, Lanes, choose, map_many
 from secateur.training.recipe import Fitted, Progress, Recipe, Row, Task
 
 
@@ -59,42 +59,42 @@ def fit_many(
     loss: Loss = cross_entropy,
     transform: Transform | None = None,
     penalty: Penalty | None = None,
-    way: str = "auto",
+    execution: str = "auto",
     progress: Progress | None = None,
 ) -> Iterator[tuple[int, Fitted]]:
     """Train many models of one structure; yield (index of the task, result) as they finish.
 
-    `way` is one of `execution.WAYS`; see `train_many` for tasks that step together.
+    `choose_execution` is one of `execution.EXECUTIONS`; see `train_many` for tasks that step together.
     """
-    return train_many(partial(Trainer, net, recipe, loss, transform, penalty), tasks, way, progress)
+    return train_many(partial(Trainer, net, recipe, loss, transform, penalty), tasks, execution, progress)
 
 
 def train_many(
-    make: Callable[[torch.device], Trainer], tasks: Sequence[Task], way: str, progress: Progress | None
+    make: Callable[[torch.device], Trainer], tasks: Sequence[Task], execution: str, progress: Progress | None
 ) -> Iterator[tuple[int, Fitted]]:
     """Train the tasks with trainers that `make` builds for a device; yield (index, result) as they finish.
 
     Stacked, and on a GPU, tasks of one size step together. A task that stopped early keeps its best state while the
     others go on. Over Ray there is no progress within a task.
     """
-    if way not in WAYS:
-        raise unknown("way", way, WAYS)
-    if way == "ray":
-        yield from _on_ray(make, tasks)
+    if execution not in EXECUTIONS:
+        raise unknown("execution", execution, EXECUTIONS)
+    if execution == "ray":
+        yield from _train_on_ray(make, tasks)
         return
     groups: dict[tuple[torch.Size, torch.Size, torch.device], list[int]] = defaultdict(list)
     for index, task in enumerate(tasks):
         groups[task.train.inputs.shape, task.validation.inputs.shape, task.train.inputs.device].append(index)
     for (_, _, device), indices in groups.items():
         trainer = make(device)
-        chosen = trainer.way(way, [tasks[i] for i in indices])
+        chosen = trainer.choose_execution(execution, [tasks[i] for i in indices])
         # On a GPU the kernels of several runs overlap.
         together = chosen == "stacked" or (device.type == "cuda" and trainer.lockstep)
         for some in [indices] if together else [[index] for index in indices]:
             yield from trainer.train([TaskTraining(trainer, index, tasks[index]) for index in some], chosen, progress)
 
 
-def _on_ray(make: Callable[[torch.device], Trainer], tasks: Sequence[Task]) -> Iterator[tuple[int, Fitted]]:
+def _train_on_ray(make: Callable[[torch.device], Trainer], tasks: Sequence[Task]) -> Iterator[tuple[int, Fitted]]:
     """Train every task in a Ray worker of its own."""
     if not tasks:
         return
@@ -133,27 +133,29 @@ class Trainer:
         loss = self.loss(self.learner(tensors, inputs, noise), labels)
         return loss if self.penalty is None else loss + self.penalty(tensors)
 
-    def stepper(self, runs: Sequence[TaskTraining], way: str) -> Stepper:
+    def stepper(self, runs: Sequence[TaskTraining], execution: str) -> Stepper:
         """Return the stepper of these runs."""
-        return _Descent(self, runs, way)
+        return _Descent(self, runs, execution)
 
     def order(self, run: TaskTraining) -> Sequence[Tensor]:
         """Return an epoch's batches of one run."""
         return run.order()
 
-    def way(self, way: str, tasks: Sequence[Task]) -> str:
-        """Return the way of tasks of one shape: sequential, stacked or eager; "auto" times copies of first batches."""
-        if way != "auto":
-            return way
+    def choose_execution(self, execution: str, tasks: Sequence[Task]) -> str:
+        """Return the execution of tasks of one shape: sequential, stacked or eager; "auto" times copies."""
+        if execution != "auto":
+            return execution
         if not tasks[0].train.inputs.is_cuda:
             return "sequential"
         runs = [TaskTraining(self, 0, task) for task in tasks]
         batches = [run.tensors(torch.arange(min(self.recipe.batch_size, run.train.size))) for run in runs]
         return choose(self.objective, [run.lane for run in runs], self.recipe.make_optimiser, batches)
 
-    def train(self, runs: Sequence[TaskTraining], way: str, progress: Progress | None) -> Iterator[tuple[int, Fitted]]:
+    def train(
+        self, runs: Sequence[TaskTraining], execution: str, progress: Progress | None
+    ) -> Iterator[tuple[int, Fitted]]:
         """Step the runs together and yield each when it is done."""
-        steps = self.stepper(runs, way)
+        steps = self.stepper(runs, execution)
         for epoch in range(1, self.recipe.epochs + 1):
             losses, sizes = [], []
             for rows in zip(*(self.order(run) for run in runs), strict=True):
@@ -168,7 +170,7 @@ class Trainer:
                     if progress:
                         progress(run.index, row)
                     if run.done:
-                        yield run.index, run.fitted()
+                        yield run.index, run.result()
             if all(run.done for run in runs):
                 return
 
@@ -176,9 +178,9 @@ class Trainer:
 class _Descent:
     """Stepper that minimises the trainer's objective."""
 
-    def __init__(self, trainer: Trainer, runs: Sequence[TaskTraining], way: str) -> None:
+    def __init__(self, trainer: Trainer, runs: Sequence[TaskTraining], execution: str) -> None:
         self.runs = runs
-        self.lanes = Lanes(trainer.objective, [run.lane for run in runs], trainer.recipe.make_optimiser, way)
+        self.lanes = Lanes(trainer.objective, [run.lane for run in runs], trainer.recipe.make_optimiser, execution)
 
     def step(self, rows: Sequence[Tensor]) -> Tensor:
         return self.lanes.step([run.tensors(some) for run, some in zip(self.runs, rows, strict=True)])
@@ -195,12 +197,14 @@ class TaskTraining:
 
     def __init__(self, trainer: Trainer, index: int, task: Task) -> None:
         device = task.train.inputs.device
-        state = tree.masked(tree.to(task.state, device), tree.to(task.mask or {}, device))
-        params, buffers = (arranged(part) for part in split(trainer.net, state))
+        state = tree.mask_tree(tree.to(task.state, device), tree.to(task.mask or {}, device))
+        params, buffers = (to_channels_last(part) for part in split(trainer.net, state))
         mask = {name: kept for name, kept in tree.to(task.mask or {}, device).items() if name in params}
         self.trainer, self.recipe, self.index = trainer, trainer.recipe, index
-        self.lane = Lane(params, buffers, arranged(mask))
-        self.train, self.validation = (Batch(**arranged(part._asdict())) for part in (task.train, task.validation))
+        self.lane = Lane(params, buffers, to_channels_last(mask))
+        self.train, self.validation = (
+            Batch(**to_channels_last(part._asdict())) for part in (task.train, task.validation)
+        )
         self.rng = task.rng.clone_state()
         seed = int(torch.randint(2**62, (), generator=self.rng))
         self.noise = torch.Generator(device).manual_seed(seed)  # dropout and transforms draw on the device
@@ -246,10 +250,10 @@ class TaskTraining:
             self.least = min(value, self.least)
             self.done = last or (not better and epoch - self.best_epoch >= patience)
         if better:
-            self.best_epoch, self.best = epoch, joined(self.trainer.net, state)
+            self.best_epoch, self.best = epoch, join_state(self.trainer.net, state)
         return row
 
-    def fitted(self) -> Fitted:
+    def result(self) -> Fitted:
         """Return the result of a run that is done."""
         return Fitted(self.best, self.history, self.best_epoch, stopped=len(self.history) < self.recipe.epochs)
 

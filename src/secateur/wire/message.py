@@ -44,7 +44,7 @@ class Expected:
     size: int  # entries that are coded
 
     @classmethod
-    def of(cls, entry: TableEntry, inside: Mask | None) -> Self:
+    def from_entry(cls, entry: TableEntry, inside: Mask | None) -> Self:
         """Return the expected tensor of an entry in the table."""
         where = mask_of(entry.name, entry.shape, inside)
         return cls(entry, where, math.prod(entry.shape) if where is None else int(where.sum()))
@@ -56,14 +56,14 @@ class Expected:
 
     def read(self, payload: bytes, bitmap: Bytes | None, values: bytes) -> Tensor:
         """Return the tensor, 0 where nothing was sent."""
-        flat = self._coded(positions.read(self.entry, payload, bitmap, self.size), values)
+        flat = self._decode(positions.read(self.entry, payload, bitmap, self.size), values)
         if self.inside is None:
             return flat.reshape(self.entry.shape)
         whole = torch.zeros(self.inside.shape, dtype=self.entry.dtype)
-        _words(whole)[self.inside.numpy()] = _words(flat)
+        _to_integers(whole)[self.inside.numpy()] = _to_integers(flat)
         return whole.reshape(self.entry.shape)
 
-    def _coded(self, kept: Bits | None, values: bytes) -> Tensor:
+    def _decode(self, kept: Bits | None, values: bytes) -> Tensor:
         """Return the entries that are coded, (size,)."""
         name, count = self.entry.name, self.entry.count
         if not item_size(self.entry.dtype) and kept is not None:
@@ -90,7 +90,7 @@ def encode(update: Params, *, inside: Mask | None = None) -> bytes:
         >>> decode(encode(update), {"w": (3,)})["w"].tolist()
         [0.0, 1.5, 0.0]
     """
-    flat = {name: within(name, value, inside) for name, value in update.items()}
+    flat = {name: select_coded(name, value, inside) for name, value in update.items()}
     kept = {name: (value != 0).numpy() for name, value in flat.items()}
     coded = positions.code(kept, {name: item_size(value.dtype) for name, value in flat.items()})
     listed = tuple(
@@ -101,7 +101,7 @@ def encode(update: Params, *, inside: Mask | None = None) -> bytes:
     bitmaps = [one.bitmap for one in shared]
     stream = rans.encode(np.concatenate(bitmaps), [(one.count, len(one.bitmap)) for one in shared]) if shared else b""
     table = pack(TensorTable(None if inside is None else fingerprint(inside), len(stream), listed))
-    values = [packed_values(flat[e.name], None if e.coding == Coding.DENSE else kept[e.name]) for e in listed]
+    values = [pack_values(flat[e.name], None if e.coding == Coding.DENSE else kept[e.name]) for e in listed]
     body = b"".join([len(table).to_bytes(4, "little"), table, *(one.own for one in coded.values()), stream, *values])
     return MAGIC + bytes([VERSION]) + zlib.crc32(body).to_bytes(4, "little") + body
 
@@ -136,7 +136,7 @@ def _check_bool(field: str, mask: Mask) -> None:
             raise WrongInput(field, f"{name} is {where.dtype}; must be bool")
 
 
-def within(name: str, value: Tensor, inside: Mask | None) -> Tensor:
+def select_coded(name: str, value: Tensor, inside: Mask | None) -> Tensor:
     """Return the entries of a tensor that are coded, (m,)."""
     if value.dtype not in DTYPES:
         raise WrongInput("update", f"{name} is {value.dtype}; allowed: {', '.join(str(d)[6:] for d in DTYPES)}")
@@ -144,7 +144,7 @@ def within(name: str, value: Tensor, inside: Mask | None) -> Tensor:
     where = mask_of(name, tuple(value.shape), inside)
     if where is None:
         return flat
-    taken = torch.from_numpy(_words(flat)[where.numpy()]).view(value.dtype)  # faster than indexing a tensor
+    taken = torch.from_numpy(_to_integers(flat)[where.numpy()]).view(value.dtype)  # faster than indexing a tensor
     if int((flat != 0).sum()) != int((taken != 0).sum()):
         raise WrongInput("update", f"{name} has entries outside of the broadcast positions")
     return taken
@@ -169,24 +169,24 @@ def fingerprint(inside: Mask) -> int:
     return checksum
 
 
-def packed_values(flat: Tensor, kept: Bits | None) -> bytes:
+def pack_values(flat: Tensor, kept: Bits | None) -> bytes:
     """Return the bits of the kept values, or of all values if `kept` is None; empty for a mask."""
     if not item_size(flat.dtype):
         return b""
     plain = torch.where(flat != 0, flat, 0) if kept is None else flat  # -0.0 is 0
-    words = _words(plain)
+    words = _to_integers(plain)
     taken = words if kept is None else words[kept]
     return taken.astype(taken.dtype.newbyteorder("<"), copy=False).tobytes()
 
 
 def _decode(data: bytes, shapes: Shapes, inside: Mask | None) -> Params:
     """Return the tensors in a message, which may be fewer than the shapes."""
-    table, body = _opened(data, shapes)
+    table, body = _open(data, shapes)
     if table.inside != (None if inside is None else fingerprint(inside)):
         raise WrongInput("inside", "is not the mask that the message was encoded with")
-    tensors = [Expected.of(entry, inside) for entry in table.entries]
+    tensors = [Expected.from_entry(entry, inside) for entry in table.entries]
     own_bytes = [positions.own_bytes(one.entry, one.size) for one in tensors]
-    parts = _cut(body, [*own_bytes, table.stream, *(one.value_bytes for one in tensors)])
+    parts = _split_body(body, [*own_bytes, table.stream, *(one.value_bytes for one in tensors)])
     payloads, stream, values = parts[: len(tensors)], parts[len(tensors)], parts[len(tensors) + 1 :]
     bitmaps = _bitmaps(stream, tensors)
     return {
@@ -195,7 +195,7 @@ def _decode(data: bytes, shapes: Shapes, inside: Mask | None) -> Params:
     }
 
 
-def _opened(data: bytes, shapes: Shapes) -> tuple[TensorTable, memoryview]:
+def _open(data: bytes, shapes: Shapes) -> tuple[TensorTable, memoryview]:
     """Return the table of a message, checked against the shapes, and the body behind the table."""
     if len(data) < HEAD or data[:4] != MAGIC:
         raise WrongInput("message", "is not one of secateur's, or is cut off: it must begin with SCTR")
@@ -218,7 +218,7 @@ def _opened(data: bytes, shapes: Shapes) -> tuple[TensorTable, memoryview]:
     return table, memoryview(data)[end:]
 
 
-def _cut(body: memoryview, lengths: list[int]) -> list[bytes]:
+def _split_body(body: memoryview, lengths: list[int]) -> list[bytes]:
     """Return the body in parts of these lengths, which must add up to the body's."""
     if sum(lengths) != len(body):
         raise WrongInput("message", f"has {len(body)} bytes of positions and values; its table asks for {sum(lengths)}")
@@ -238,7 +238,7 @@ def _bitmaps(stream: bytes, tensors: list[Expected]) -> dict[str, rans.Bytes]:
     return dict(zip([one.entry.name for one in shared], np.split(rans.decode(stream, models), ends), strict=True))
 
 
-def _words(flat: Tensor) -> npt.NDArray[np.signedinteger]:
+def _to_integers(flat: Tensor) -> npt.NDArray[np.signedinteger]:
     """Return the bits of numbers as integers, in the same memory."""
     words: npt.NDArray[np.signedinteger] = flat.view(WORDS[flat.dtype.itemsize]).numpy()
     return words

@@ -35,7 +35,7 @@ class Coded:
 
 def code(kept: Mapping[str, Bits], item_sizes: Mapping[str, int]) -> dict[str, Coded]:
     """Return the cheapest coding of every tensor; the shared stream is used if its savings exceed its overhead."""
-    alone = {name: _alone(bits, item_sizes[name]) for name, bits in kept.items()}
+    alone = {name: _code_alone(bits, item_sizes[name]) for name, bits in kept.items()}
     shared, saved = {}, 0.0
     for name, (one, cost) in alone.items():
         size = len(kept[name])
@@ -48,7 +48,7 @@ def code(kept: Mapping[str, Bits], item_sizes: Mapping[str, int]) -> dict[str, C
     return {name: shared.get(name, one) for name, (one, _) in alone.items()}
 
 
-def _alone(kept: Bits, item: int) -> tuple[Coded, int]:
+def _code_alone(kept: Bits, item: int) -> tuple[Coded, int]:
     """Return the cheapest coding that needs no other tensor, and its bytes beyond the kept values."""
     size, count = len(kept), int(np.count_nonzero(kept))
     if count in (0, size):

@@ -23,9 +23,9 @@ def test_support_is_what_is_not_zero():
 
 def test_the_emptiest_layer_is_left_out():
     """a lacks 1 of 3, b 1 of 3: the first; with b's bias alone empty in two, b."""
-    assert adaptive.defended_layer(UPDATE, nn.Identity(), 3) == "a"
+    assert adaptive.find_defended_layer(UPDATE, nn.Identity(), 3) == "a"
     fuller = UPDATE | {"a.weight": torch.ones(3)}
-    assert adaptive.defended_layer(fuller, nn.Identity(), 3) == "b"
+    assert adaptive.find_defended_layer(fuller, nn.Identity(), 3) == "b"
     assert set(adaptive.without_layer(UPDATE, "b")) == {"a.weight"}
     with pytest.raises(WrongInput, match=r"'c' is not known; allowed: a, b$"):
         adaptive.without_layer(UPDATE, "c")
@@ -34,7 +34,7 @@ def test_the_emptiest_layer_is_left_out():
 def test_where_nothing_is_zero_the_classifier_is_left_out():
     net = scenes.network()
     observed = {name: torch.ones_like(value) for name, value in net.named_parameters()}
-    assert adaptive.defended_layer(observed, net, scenes.CLASSES) == "4"
+    assert adaptive.find_defended_layer(observed, net, scenes.CLASSES) == "4"
 
 
 def test_otsu_by_hand():
@@ -45,8 +45,8 @@ def test_otsu_by_hand():
 
 def test_the_mask_is_found_again_under_noise():
     values = torch.tensor([1.0, -2.0, 1e-4, -2e-4, 3e-4, 0.0])
-    assert adaptive.larger_heap(values).tolist() == [True, True, False, False, False, False]
-    assert adaptive.larger_heap(torch.zeros(3)).tolist() == [False] * 3
+    assert adaptive.mask_larger_heap(values).tolist() == [True, True, False, False, False, False]
+    assert adaptive.mask_larger_heap(torch.zeros(3)).tolist() == [False] * 3
     weights = ServerView({}, Weights({"a": torch.tensor([0.0, 1e-9])}))
     assert adaptive.mask_again(weights, {"a": torch.tensor([5.0, 5.0])})["a"].tolist() == [False, True]
 
@@ -55,7 +55,7 @@ def test_a_compression_is_estimated_from_what_survived():
     """Four of ten survive, of sizes 2 to 5. Of a trial's 1..10 one lies below and five above, so of the six that go
     five go from the top: 2 3 4 5 stay. Twice as large a trial: none lies below 2, so all six go from the top."""
     sent = torch.tensor([0.0, 2.0, 0.0, -5.0, 0.0, 3.0, 0.0, 4.0, 0.0, 0.0])
-    compress = adaptive.estimated({"a": sent})
+    compress = adaptive.estimate_compression({"a": sent})
     trial = torch.tensor([10.0, -9, 8, 7, 6, 5, 4, -3, 2, 1])
     assert compress({"a": trial})["a"].tolist() == [0, 0, 0, 0, 0, 5, 4, -3, 2, 0]
     assert compress({"a": 2 * trial})["a"].tolist() == [0, 0, 0, 0, 0, 0, 8, -6, 4, 2]
@@ -64,7 +64,7 @@ def test_a_compression_is_estimated_from_what_survived():
 
 def test_an_estimated_compression_of_a_whole_update_changes_nothing():
     trial = torch.tensor([3.0, 0.0, -1.0])
-    assert torch.equal(adaptive.estimated({"a": torch.tensor([1.0, 2.0, 3.0])})({"a": trial})["a"], trial)
+    assert torch.equal(adaptive.estimate_compression({"a": torch.tensor([1.0, 2.0, 3.0])})({"a": trial})["a"], trial)
 
 
 def test_what_each_attacker_aims_at():

@@ -9,11 +9,11 @@ from torch import nn
 
 import secateur
 from secateur import tree
-from secateur.attacks.inversion.engines.autograd import plain, stacked
+from secateur.attacks.inversion.engines.autograd import evaluate_singly, evaluate_stacked
 from secateur.attacks.inversion.engines.layerwise import layerwise
 from secateur.attacks.inversion.problem import Matching, Problem, structure
 from secateur.attacks.inversion.r_gap import RGap
-from secateur.attacks.inversion.updates import gradient_update, observed_gradient, weights_update
+from secateur.attacks.inversion.updates import gradient_update, read_gradient, weights_update
 from secateur.errors import WrongInput
 from secateur.evaluation.client import read_update
 from secateur.interfaces import Batch, Gradient, Knowledge, ServerView, Weights
@@ -69,15 +69,15 @@ def test_the_engines_leave_them_out(net, batch, steps):
     if steps == 2:
         knowledge = knowledge_of(net, local_steps=2, learning_rate=0.5)
         update = weights_update(net, state, batch, steps=2, learning_rate=0.5)
-        observed = observed_gradient(ServerView(state, update), knowledge)
+        observed = read_gradient(ServerView(state, update), knowledge)
     every = {name: value[None] for name, value in observed.items()}
     problem = Problem(structure(net, "eval"), state, every, steps=steps, learning_rate=0.5)
     objective = Matching(distance="euclidean")
-    for engine in (plain, stacked, *([layerwise] if steps == 1 else [])):
+    for engine in (evaluate_singly, evaluate_stacked, *([layerwise] if steps == 1 else [])):
         at_truth = engine(problem, objective)({"inputs": batch.inputs[None]}, batch.labels[None], {})
         assert float(at_truth.matching) < 1e-20
         beside = engine(problem, objective)({"inputs": 0.5 * batch.inputs[None]}, batch.labels[None], {})
-        reference = plain(problem, objective)({"inputs": 0.5 * batch.inputs[None]}, batch.labels[None], {})
+        reference = evaluate_singly(problem, objective)({"inputs": 0.5 * batch.inputs[None]}, batch.labels[None], {})
         assert torch.allclose(beside.gradient["inputs"], reference.gradient["inputs"])
 
 
@@ -86,7 +86,7 @@ def test_what_an_update_holds_of_them_is_left_out(net, batch, tmp_path):
     update = weights_update(net, state, batch, learning_rate=0.5).values
     whole = {name: update.get(name, state[name]) for name, _ in net.named_parameters()}
     view = ServerView(state, Weights(whole))
-    assert not set(FROZEN) & set(observed_gradient(view, knowledge_of(net, learning_rate=0.5)))
+    assert not set(FROZEN) & set(read_gradient(view, knowledge_of(net, learning_rate=0.5)))
     save_file(whole, tmp_path / "update.safetensors", {"kind": "weights"})
     assert list(read_update(tmp_path / "update.safetensors", net, True).values) == list(update)
 

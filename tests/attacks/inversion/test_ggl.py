@@ -8,7 +8,7 @@ from scenes import Diary
 from torch import nn
 
 from secateur import tree
-from secateur.attacks.inversion.engines.autograd import plain
+from secateur.attacks.inversion.engines.autograd import evaluate_singly
 from secateur.attacks.inversion.generator import train_generator
 from secateur.attacks.inversion.generator_search import candidate_losses, divergence, through_generator
 from secateur.attacks.inversion.ggl import GGL
@@ -140,7 +140,9 @@ def test_candidates_are_judged_as_by_the_plain_engine(digits, batchnorm, rng):
     candidates = torch.randn(2, 3, 2, 1, 8, 8, generator=rng, dtype=torch.float64)
     found = candidate_losses(problem, attack.objective, knowledge.labels, fixed)(candidates)
     for i in range(3):
-        expected = plain(problem, attack.objective)({"inputs": candidates[:, i]}, knowledge.labels, fixed).total
+        expected = evaluate_singly(problem, attack.objective)(
+            {"inputs": candidates[:, i]}, knowledge.labels, fixed
+        ).total
         assert torch.allclose(found[:, i], expected, rtol=1e-9)
 
 
@@ -155,7 +157,7 @@ def test_the_gradient_goes_through_the_generator(tiny, rng):
     def pictures(z, y):
         return (z @ mixing).tanh().reshape(*z.shape[:-1], 1, 8, 8)
 
-    evaluate = through_generator(plain(problem, attack.objective), pictures, 0.1)
+    evaluate = through_generator(evaluate_singly(problem, attack.objective), pictures, 0.1)
     z = torch.randn(1, 1, 128, generator=rng, dtype=torch.float64)
     found = evaluate({"inputs": z}, knowledge.labels, fixed)
     step = torch.randn(z.shape, generator=rng, dtype=torch.float64) * 1e-5

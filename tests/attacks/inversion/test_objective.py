@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from secateur.attacks.inversion import problem as objective
-from secateur.attacks.inversion.problem import Compared, Matching, Problem, compared, cosine, euclidean
+from secateur.attacks.inversion.problem import Compared, Matching, Problem, compare, cosine, euclidean
 
 PICTURE = torch.tensor([[0.0, 1.0, 3.0], [2.0, 2.0, 2.0]]).view(1, 1, 2, 3)
 
@@ -50,7 +50,7 @@ def test_consensus_is_the_mean_of_a_targets_living_restarts():
 
 def found(g, aim):
     problem = Problem(torch.nn.Identity(), {}, {"w": torch.tensor([aim])})
-    return compared(problem, {"w": torch.tensor(g)}, {"w": torch.tensor(aim)}, None)
+    return compare(problem, {"w": torch.tensor(g)}, {"w": torch.tensor(aim)}, None)
 
 
 def test_distances_by_hand():
@@ -65,7 +65,7 @@ def test_distances_by_hand():
 def test_the_cosine_is_one_over_all_parameters():
     problem = Problem(torch.nn.Identity(), {}, {"a": torch.ones(1, 1), "b": torch.ones(1, 1)})
     aim = {"a": torch.tensor([4.0]), "b": torch.tensor([3.0])}
-    assert float(cosine(compared(problem, {"a": torch.tensor([3.0]), "b": torch.tensor([4.0])}, aim, None))) == (
+    assert float(cosine(compare(problem, {"a": torch.tensor([3.0]), "b": torch.tensor([4.0])}, aim, None))) == (
         pytest.approx(1 / 25)
     )
 

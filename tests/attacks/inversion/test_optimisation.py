@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from secateur.attacks.inversion.optimisation import AdamRule, into_box, learning_rates
+from secateur.attacks.inversion.optimisation import AdamRule, clamp_to_box, learning_rates
 from secateur.attacks.inversion.problem import Evaluated
 
 
@@ -75,5 +75,5 @@ def test_whoever_is_done_stands_still():
 
 def test_box_by_hand():
     inputs = torch.tensor([[-3.0, 0.5, 3.0]]).view(1, 1, 1, 1, 3)
-    into_box(inputs, (torch.full((1, 1, 1), -1.0), torch.full((1, 1, 1), 2.0)))
+    clamp_to_box(inputs, (torch.full((1, 1, 1), -1.0), torch.full((1, 1, 1), 2.0)))
     assert inputs.flatten().tolist() == [-1, 0.5, 2]

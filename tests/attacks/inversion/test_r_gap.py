@@ -9,7 +9,7 @@ from torch import nn
 from torch.nn import functional as F
 
 from secateur import catalogue
-from secateur.attacks.inversion.r_gap import RGap, completed, heads
+from secateur.attacks.inversion.r_gap import RGap, complete, heads
 from secateur.attacks.inversion.r_gap_network import INVERSES, chain
 from secateur.attacks.inversion.r_gap_solver import System, solve, weight_gram
 from secateur.attacks.inversion.updates import gradient_update, weights_update
@@ -435,12 +435,12 @@ def test_a_product_is_completed_from_what_survived(rng):
     kept[0, :4] = kept[1, 4:] = kept[2, 2:6] = kept[:, 7] = False
     matrix = torch.where(kept, torch.outer(k, x), 99.0)
     x[7] = 0  # nothing of this column survived
-    found = completed(matrix, kept)
+    found = complete(matrix, kept)
     assert torch.allclose(torch.outer(found.k, found.x), torch.outer(k, x)) and float(found.x.norm()) == pytest.approx(
         1
     )
     assert found.known.tolist() == [True] * 7 + [False]
-    told = completed(matrix, kept, torch.tensor([0.0, -1.0, 0.0]).double(), torch.tensor([False, True, False]))
+    told = complete(matrix, kept, torch.tensor([0.0, -1.0, 0.0]).double(), torch.tensor([False, True, False]))
     assert torch.allclose(told.x, x) and torch.allclose(told.k, k)
 
 

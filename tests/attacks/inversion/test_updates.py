@@ -9,7 +9,7 @@ from secateur import tree
 from secateur.attacks.inversion.updates import (
     batchnorm_order,
     gradient_update,
-    observed_gradient,
+    read_gradient,
     statistics_of,
     weights_update,
 )
@@ -76,11 +76,11 @@ def test_weights_of_one_step_become_the_gradient(net, batch):
     state = tree.state_of(net)
     known = knowledge(net, learning_rate=0.3)
     sent = weights_update(net, state, batch, learning_rate=0.3)
-    found = observed_gradient(ServerView(state, sent), known)
+    found = read_gradient(ServerView(state, sent), known)
     wanted = gradient_update(net, state, batch).values
     for name, value in wanted.items():
         torch.testing.assert_close(found[name], value)
-    assert observed_gradient(ServerView(state, Gradient(wanted)), known).keys() == wanted.keys()
+    assert read_gradient(ServerView(state, Gradient(wanted)), known).keys() == wanted.keys()
 
 
 def test_exact_statistics_by_hand(net, batch):
@@ -97,7 +97,7 @@ def test_updates_that_do_not_fit_are_refused(net, batch):
 
     def refused(update, match, **known):
         with pytest.raises(WrongInput, match=match):
-            observed_gradient(ServerView(state, update), knowledge(net, **known))
+            read_gradient(ServerView(state, update), knowledge(net, **known))
 
     refused(Gradient({k: v for k, v in whole.items() if k != "4.bias"}), "4.bias is missing")
     refused(Gradient({**whole, "4.bias": torch.zeros(5)}), r"4.bias has shape \(5,\); the model needs shape \(4,\)")

@@ -13,7 +13,7 @@ from secateur.attacks.membership.blindmi import (
     features,
     kernel,
     mmd2,
-    shuffled_columns,
+    shuffle_columns,
     sobel,
 )
 from secateur.errors import WrongInput
@@ -113,9 +113,9 @@ def test_sobel_by_hand():
 
 def test_generated_rows_have_the_columns_means():
     bits = torch.tensor([[0.0, 1.0, 0.0], [0.0, 1.0, 1.0], [0.0, 1.0, 1.0], [0.0, 1.0, 1.0]])
-    found = shuffled_columns(bits, 4000, rng())
+    found = shuffle_columns(bits, 4000, rng())
     assert found.mean(0).tolist() == [0.0, 1.0, pytest.approx(0.75, abs=0.03)]
-    assert shuffled_columns(torch.rand(5, 2, 3), 7, rng()).shape == (7, 2, 3)
+    assert shuffle_columns(torch.rand(5, 2, 3), 7, rng()).shape == (7, 2, 3)
 
 
 def linear_box(seed):

@@ -2,7 +2,7 @@ import pytest
 import torch
 from tables import in_out_digits, memorise, noisy_digits, rng
 
-from secateur.attacks.membership.label_only import disturbance, label_only, rotated, shifted, shifts
+from secateur.attacks.membership.label_only import disturbance, label_only, rotate, shift_pixels, shifts
 from secateur.data.embedded import breast_cancer
 from secateur.errors import WrongInput
 from secateur.interfaces import Batch, BlackBox, Candidates, InOut, Shadow
@@ -18,24 +18,24 @@ def test_a_distance_has_4d_shifts():
 
 def test_shifts_move_whole_pixels_and_repeat_the_border():
     image = torch.arange(9.0).view(1, 1, 3, 3)
-    assert shifted(image, 1, 0)[0, 0].tolist() == [[0, 1, 2], [0, 1, 2], [3, 4, 5]]
-    assert shifted(image, 0, -2)[0, 0].tolist() == [[2, 2, 2], [5, 5, 5], [8, 8, 8]]
-    assert torch.equal(shifted(image, 0, 0), image)
+    assert shift_pixels(image, 1, 0)[0, 0].tolist() == [[0, 1, 2], [0, 1, 2], [3, 4, 5]]
+    assert shift_pixels(image, 0, -2)[0, 0].tolist() == [[2, 2, 2], [5, 5, 5], [8, 8, 8]]
+    assert torch.equal(shift_pixels(image, 0, 0), image)
 
 
 def test_rotations_turn_about_the_centre():
     image = torch.arange(12.0).view(1, 1, 3, 4)
-    assert torch.allclose(rotated(image, 0), image, atol=1e-5)
-    assert torch.allclose(rotated(image, 180), image.flip(-1, -2), atol=1e-4)
+    assert torch.allclose(rotate(image, 0), image, atol=1e-5)
+    assert torch.allclose(rotate(image, 180), image.flip(-1, -2), atol=1e-4)
     square = torch.arange(9.0).view(1, 1, 3, 3)
-    quarter = rotated(square, 90)
+    quarter = rotate(square, 90)
     assert torch.allclose(quarter, square.rot90(1, (-2, -1)), atol=1e-4) or torch.allclose(
         quarter, square.rot90(-1, (-2, -1)), atol=1e-4
     )
-    assert torch.allclose(rotated(quarter, -90), square, atol=1e-4)
+    assert torch.allclose(rotate(quarter, -90), square, atol=1e-4)
     wide = torch.zeros(1, 1, 9, 21)
     wide[0, 0, 4, 14] = 1  # four pixels right of the centre: a quarter turn puts it four pixels above or below
-    turned = rotated(wide, 90)[0, 0]
+    turned = rotate(wide, 90)[0, 0]
     assert turned.sum() == pytest.approx(1, abs=1e-4) and max(turned[0, 10], turned[8, 10]) == pytest.approx(
         1, abs=1e-4
     )

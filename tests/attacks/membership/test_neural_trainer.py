@@ -13,7 +13,7 @@ from secateur.attacks.membership.samia import Samia, Transformer
 from secateur.errors import WrongInput
 from secateur.gpu import graphs
 from secateur.interfaces import Batch, BlackBox, Candidates, Shadow
-from secateur.seeding import initialised
+from secateur.seeding import initialise
 
 CLASSES = 7
 
@@ -41,7 +41,7 @@ class Plain(nn.Module):
 
 @pytest.fixture
 def network(rng):
-    return initialised(lambda: Transformer(CLASSES), rng)
+    return initialise(lambda: Transformer(CLASSES), rng)
 
 
 @pytest.fixture
@@ -112,7 +112,7 @@ def rates_of(monkeypatch, rows, schedule):
         plain(*arguments)
 
     monkeypatch.setattr(neural, "_train_epoch", note)
-    network = initialised(lambda: Mlp(3 * CLASSES), torch.Generator().manual_seed(0))
+    network = initialise(lambda: Mlp(3 * CLASSES), torch.Generator().manual_seed(0))
     taken = train(network, rows, schedule, torch.Generator().manual_seed(0))
     assert taken == len(rates)
     return rates
@@ -134,15 +134,15 @@ def test_early_stopping_lowers_the_rate_when_the_held_out_loss_stalls_and_then_e
 def test_early_stopping_keeps_the_best_weights(rows, rng):
     noise = Batch(rows.inputs, torch.randint(2, (400,), generator=rng))  # nothing to learn: the loss can only rise
     held_out_loss = []
-    network = initialised(lambda: Mlp(3 * CLASSES), rng)
+    network = initialise(lambda: Mlp(3 * CLASSES), rng)
     plateau = neural._Plateau(network, patience=2)
     for step in range(4):
         before = plateau.loss
-        plateau.reached(network, noise)
+        plateau.is_reached(network, noise)
         held_out_loss.append(before)
         with torch.no_grad():
             network.layers[-1].weight.mul_(10.0 ** (step + 1))
-    best = initialised(lambda: Mlp(3 * CLASSES), torch.Generator())
+    best = initialise(lambda: Mlp(3 * CLASSES), torch.Generator())
     best.load_state_dict(plateau.best)
     found = float(nn.functional.cross_entropy(logits(best, noise.inputs), noise.labels))
     assert found == pytest.approx(plateau.loss) and plateau.loss == min(held_out_loss)
@@ -150,7 +150,7 @@ def test_early_stopping_keeps_the_best_weights(rows, rng):
 
 def test_chance_comes_from_the_generator_alone(rows):
     def once():
-        network = initialised(lambda: Transformer(CLASSES), torch.Generator().manual_seed(3))
+        network = initialise(lambda: Transformer(CLASSES), torch.Generator().manual_seed(3))
         train(network, rows, NeuralSchedule(epochs=2), torch.Generator().manual_seed(4))
         return network.state_dict()
 
@@ -165,14 +165,14 @@ def test_chance_comes_from_the_generator_alone(rows):
 
 
 def test_a_last_batch_of_one_row_joins_the_one_before(rows):
-    network = initialised(lambda: Transformer(CLASSES), torch.Generator().manual_seed(0))
+    network = initialise(lambda: Transformer(CLASSES), torch.Generator().manual_seed(0))
     train(network, rows.take(torch.arange(129)), NeuralSchedule(epochs=1, early_stopping=False), torch.Generator())
 
 
 def test_a_network_that_diverges_is_said_clearly(rows):
     schedule = NeuralSchedule(epochs=5, learning_rate=1e20, early_stopping=False)
     with pytest.raises(WrongInput, match="diverge"):
-        train(initialised(lambda: Mlp(3 * CLASSES), torch.Generator()), rows, schedule, torch.Generator())
+        train(initialise(lambda: Mlp(3 * CLASSES), torch.Generator()), rows, schedule, torch.Generator())
 
 
 def test_the_score_is_the_logit_of_member_and_its_sign_decides(rng):
@@ -215,7 +215,7 @@ def test_steps_replayed_from_a_graph_on_a_gpu_learn_what_single_steps_learn(drop
 
     def trained(warm_up):
         monkeypatch.setattr(graphs, "WARMUPS", warm_up)
-        network = initialised(lambda: Mlp(30), torch.Generator().manual_seed(0)).cuda()
+        network = initialise(lambda: Mlp(30), torch.Generator().manual_seed(0)).cuda()
         train(network, rows.to("cuda"), schedule, torch.Generator().manual_seed(0))
         return torch.cat([value.flatten() for value in network.parameters()])
 

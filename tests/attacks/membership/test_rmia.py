@@ -4,7 +4,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tables import in_out_digits, rng, rows, table
 
-from secateur.attacks.membership.rmia import dominance, ratio, rmia, tempered
+from secateur.attacks.membership.rmia import dominance, ratio, rmia, temper
 from secateur.errors import WrongInput
 from secateur.interfaces import BlackBox, Candidates, InOut, Shadow
 from secateur.metrics.membership import auc, evaluate, roc
@@ -13,10 +13,10 @@ from secateur.metrics.membership import auc, evaluate, roc
 def test_temperature_two_is_softmax_of_halved_logits_in_float64():
     logits, labels = torch.randn(5, 4, generator=rng(), dtype=torch.float64) * 3, torch.tensor([0, 1, 2, 3, 0])
     expected = (logits / 2).softmax(1).gather(1, labels[:, None])[:, 0]
-    assert tempered(logits.softmax(1), labels, 2.0).tolist() == pytest.approx(expected.tolist(), rel=1e-12)
+    assert temper(logits.softmax(1), labels, 2.0).tolist() == pytest.approx(expected.tolist(), rel=1e-12)
     # by hand: sqrt(.81) / (sqrt(.81) + sqrt(.09) + sqrt(.1))
     p = torch.tensor([[0.81, 0.09, 0.10]])
-    found = tempered(p, torch.tensor([0]), 2.0)
+    found = temper(p, torch.tensor([0]), 2.0)
     assert found.dtype == torch.float64
     assert float(found) == pytest.approx(0.9 / (0.9 + 0.3 + 0.1**0.5), rel=1e-6)
 

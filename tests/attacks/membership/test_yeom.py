@@ -7,7 +7,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from secateur.attacks.membership.yeom import known_count, trial, yeom
+from secateur.attacks.membership.yeom import count_known, trial, yeom
 from secateur.catalogue import find
 from secateur.errors import WrongInput
 from secateur.interfaces import Batch, BlackBox, Candidates, Shadow
@@ -68,8 +68,8 @@ def test_an_unknown_threshold_is_refused():
 
 @pytest.mark.parametrize(("size", "printed", "known"), [(50_000, False, 500), (399, False, 3), (400, False, 4)])
 def test_what_the_attacker_knows(size, printed, known):
-    assert known_count(size, printed) == known
-    assert known_count(size, printed=True) == min(3, size // 100)
+    assert count_known(size, printed) == known
+    assert count_known(size, printed=True) == min(3, size // 100)
 
 
 @given(st.integers(5, 400), st.integers(8, 400), st.booleans())

@@ -37,7 +37,7 @@ def cosines(rule, monkeypatch, **more):
     """By attack the cosine of what it matches with the gradient of the client's turn, where it matches something."""
     fed, attacker, log = attacked(rule, **more)
     true, found, clients = {}, {}, []
-    updates, chosen, whole = fed._updates, attacker._chosen, GradientMatching.reconstruct
+    updates, chosen, whole = fed._updates, attacker._select_updates, GradientMatching.reconstruct
 
     def noted(*given):
         for client, rows, update in updates(*given):
@@ -55,7 +55,7 @@ def cosines(rule, monkeypatch, **more):
             found.setdefault(self.follows, []).append(float(torch.cosine_similarity(*map(torch.cat, parts), 0)))
         return whole(self, targets, known, chance, watch)
 
-    fed.turns.trainer.summing, fed._updates, attacker._chosen = True, noted, whom
+    fed.turns.trainer.summing, fed._updates, attacker._select_updates = True, noted, whom
     monkeypatch.setattr(GradientMatching, "reconstruct", reconstruct)
     run(fed)
     return found, log

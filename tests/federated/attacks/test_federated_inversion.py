@@ -29,19 +29,21 @@ from tiny_rules import LOCAL, ROWS, Half, Moving, Noisy, Stale, Withhold, bn_net
 ONE = LocalTraining(1, None, 4, 0.1)
 
 
-def attacked(attack="ig:iterations=2", orders=None, net=None, labels="inferred", way="auto", at_once=None, **terms):
+def attacked(
+    attack="ig:iterations=2", orders=None, net=None, labels="inferred", execution="auto", at_once=None, **terms
+):
     """A federation with an attacker, run to its end; and what was told."""
     given = {"rounds": 4, "per_round": 3, "local": ONE, "shares": shares(), "evaluate_every": 4} | terms
     orders, agreed, net = orders or AttackSchedule(every=4), FederationSpec(**given), net or plain_net()
     known = knowledge_of(net, bright(), agreed, torch.device("cpu"))
     told = {"model": "m", "dataset": "d", "seed": 0, "extra": {"clients": len(agreed.shares)}}
-    kept, log = orders.remembered(agreed.rounds, sampler_of(agreed, 0).clients), FederationLog()
+    kept, log = orders.plan_memory(agreed.rounds, sampler_of(agreed, 0).clients), FederationLog()
     choices = [inversion(each) for each in ([attack] if isinstance(attack, str) else attack)]
     check_attacks(choices, known, bright(), agreed)
     check_orders(orders, agreed, 0)
     attacker = InversionObserver(choices, known, told, log, orders, kept, tells_labels=labels == "oracle", images=False)
     attacker.at_once = at_once or attacker.at_once
-    return federation(net, way=way, observers=[attacker], data=bright(), **given), attacker, log
+    return federation(net, execution=execution, observers=[attacker], data=bright(), **given), attacker, log
 
 
 def bright():
@@ -164,9 +166,9 @@ def test_who_waits_is_attacked_before_a_state_is_taken():
     fed, attacker, log = attacked(orders=AttackSchedule(every=1), at_once=100)
     rounds = fed.rounds()
     next(rounds), next(rounds)
-    assert len(attacker.waiting) == 2 and not psnrs(log) and fed.puts_off and not fed.observed(2)
+    assert len(attacker.waiting) == 2 and not psnrs(log) and fed.puts_off and not fed.was_observed(2)
     fed.state()
-    assert not attacker.waiting and not fed.puts_off and fed.observed(2)
+    assert not attacker.waiting and not fed.puts_off and fed.was_observed(2)
     assert {number for number, _ in psnrs(log)} == {1, 2}
     assert len([*rounds]) == 2 and {number for number, _ in psnrs(log)} == {1, 2, 3, 4}
 
@@ -208,9 +210,11 @@ def test_many_clients_are_one_call_and_what_each_would_be_alone(monkeypatch):
         assert psnrs(other)[2, client] == pytest.approx(psnrs(log)[2, client], abs=1e-9)
 
 
-@pytest.mark.parametrize("way", ["sequential", "stacked"])
-def test_stacked_clients_are_attacked_alike(way):
-    fed, _, log = attacked("ig:iterations=4", AttackSchedule(at=(2, 4), who=2, history=2), fixed_batches=True, way=way)
+@pytest.mark.parametrize("execution", ["sequential", "stacked"])
+def test_stacked_clients_are_attacked_alike(execution):
+    fed, _, log = attacked(
+        "ig:iterations=4", AttackSchedule(at=(2, 4), who=2, history=2), fixed_batches=True, execution=execution
+    )
     run(fed)
     plain, _, other = attacked("ig:iterations=4", AttackSchedule(at=(2, 4), who=2, history=2), fixed_batches=True)
     run(plain)
@@ -247,9 +251,9 @@ def test_fixed_batches_are_the_same_rows_in_every_round():
 
 def test_what_is_remembered():
     drawn = {1: [0, 1], 2: [1, 2], 3: [0, 2], 4: [0, 1]}.__getitem__
-    assert AttackSchedule(at=(4,), history=2).remembered(4, drawn) == {3: {0}, 2: {1}}
-    assert AttackSchedule(at=(4,), who=(1,), history=3).remembered(4, drawn) == {2: {1}, 1: {1}}
-    assert AttackSchedule(at=(4,)).remembered(4, drawn) == {}
+    assert AttackSchedule(at=(4,), history=2).plan_memory(4, drawn) == {3: {0}, 2: {1}}
+    assert AttackSchedule(at=(4,), who=(1,), history=3).plan_memory(4, drawn) == {2: {1}, 1: {1}}
+    assert AttackSchedule(at=(4,)).plan_memory(4, drawn) == {}
 
 
 def test_several_rounds_reveal_more():
@@ -305,7 +309,7 @@ def test_a_resumed_attacker_remembers(after, method):
     tensors, data = first.state()
     second.load(tree.clone(tensors), data)
     assert attacker.memory.past
-    told.load(begun.plain())
+    told.load(begun.to_plain())
     run(second)
     assert psnrs(told) == psnrs(log) and psnrs(log)
 

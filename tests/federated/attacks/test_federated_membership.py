@@ -12,7 +12,7 @@ from secateur.config import defense
 from secateur.data.partition import iid
 from secateur.defenses.error_feedback import upload_of
 from secateur.errors import WrongInput
-from secateur.federated.attacks.membership import MembershipObserver, Observed, check_membership, scores, sent_model
+from secateur.federated.attacks.membership import MembershipObserver, Observed, check_membership, rebuild_model, scores
 from secateur.federated.attacks.observer import Every
 from secateur.federated.attacks.schedule import AttackSchedule
 from secateur.federated.checkpoint import FederationLog
@@ -35,7 +35,7 @@ def data():
     )  # no rule to learn
 
 
-def asked(attacks=("yeom", "lira"), orders=None, net=None, seed=0, way="auto", **terms):
+def asked(attacks=("yeom", "lira"), orders=None, net=None, seed=0, execution="auto", **terms):
     given = {
         "rounds": 4,
         "per_round": 4,
@@ -44,11 +44,11 @@ def asked(attacks=("yeom", "lira"), orders=None, net=None, seed=0, way="auto", *
         "evaluate_every": 4,
     } | terms
     agreed, orders, net = FederationSpec(**given), orders or AttackSchedule(every=4, who="all"), net or plain_net()
-    kept = orders.remembered(agreed.rounds, sampler_of(agreed, seed).clients)
+    kept = orders.plan_memory(agreed.rounds, sampler_of(agreed, seed).clients)
     labels, log = {"model": "m", "dataset": "d", "seed": seed, "extra": {}}, FederationLog()
     check_membership(attacks, data(), agreed)
     asker = MembershipObserver(attacks, net, data(), agreed, labels, log, orders, kept, torch.device("cpu"))
-    return federation(net, seed, way, [asker], data=data(), **given), asker, log
+    return federation(net, seed, execution, [asker], data=data(), **given), asker, log
 
 
 def found(log, metric="auc"):
@@ -119,7 +119,7 @@ def test_what_was_withheld_is_taken_as_it_was_sent():
     fed = federation(observers=[Looking(1, None)], base=Half(every=100), withholding=Withhold(), rounds=1)
     run(fed)
     look = looks[0]
-    model = sent_model(look, look.seen[0], 0.1)
+    model = rebuild_model(look, look.seen[0], 0.1)
     kept = look.seen[0].view.update.values
     for name, mask in look.mask.items():
         withheld = mask & (kept[name] == 0)
@@ -130,7 +130,7 @@ def test_what_was_withheld_is_taken_as_it_was_sent():
     )
     run(dgp)
     look = looks[1]
-    model, gradient = sent_model(look, look.seen[0], 0.1), look.seen[0].view.update.values
+    model, gradient = rebuild_model(look, look.seen[0], 0.1), look.seen[0].view.update.values
     assert all(torch.equal(model[name], look.sent[name] - 0.1 * value) for name, value in gradient.items())
 
 
@@ -146,15 +146,15 @@ def test_a_resumed_attacker_goes_on(after):
         next(rounds)
     tensors, kept = first.state()
     second.load(tree.clone(tensors), kept)
-    told.load(begun.plain())
+    told.load(begun.to_plain())
     run(second)
     assert [row.to_json() for row in told.rows] == [row.to_json() for row in log.rows] and log.rows
 
 
 def test_stacked_clients_are_asked_alike():
     stories = []
-    for way in ("sequential", "stacked"):
-        fed, _, log = asked(local=LocalTraining(3, None, 6, 0.3), way=way)
+    for execution in ("sequential", "stacked"):
+        fed, _, log = asked(local=LocalTraining(3, None, 6, 0.3), execution=execution)
         run(fed)
         stories.append(found(log))
     assert stories[0] == pytest.approx(stories[1], abs=1e-9)

@@ -4,7 +4,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from secateur.federated.base_pruning import removed
+from secateur.federated.base_pruning import count_removed
 from secateur.federated.base_pruning.feddst import FedDST, erk
 
 
@@ -26,7 +26,7 @@ def test_the_counts_are_exact_and_no_layer_has_more_than_all(shapes, rate):
     mask = {str(number): torch.ones(shape) for number, shape in enumerate(shapes)}
     total = sum(keep.numel() for keep in mask.values())
     counts = erk(mask, rate)
-    assert sum(counts.values()) == total - removed(rate, total)
+    assert sum(counts.values()) == total - count_removed(rate, total)
     assert all(0 <= counts[name] <= keep.numel() for name, keep in mask.items())
 
 

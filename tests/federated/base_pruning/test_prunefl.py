@@ -12,7 +12,7 @@ from secateur.federated.base_pruning.prunefl import (
     PruneFL,
     equal,
     greedy,
-    measured,
+    read_times,
     times_of,
 )
 from secateur.federated.client_training import binary_cross_entropy
@@ -111,7 +111,7 @@ def test_the_initial_pruning_is_one_clients_training():
     batch = Batch(inputs, (inputs[:, 0] > 0).long())
     rule = PruneFL(every=20, iterations=400, samples=30)
     mask = rule.start(net, state, batch, torch.Generator().manual_seed(1))
-    assert round(1 - tree.kept(mask), 9) == 19 / 64  # int(.3 * 64)
+    assert round(1 - tree.kept_share(mask), 9) == 19 / 64  # int(.3 * 64)
     assert int(mask["0.weight"][:, :3].sum()) > int(mask["0.weight"][:, 3:].sum())
     changed = Batch(torch.cat([inputs[:30], 100 * inputs[30:]]), batch.labels)  # beyond its samples
     again = rule.start(net, state, changed, torch.Generator().manual_seed(1))
@@ -126,7 +126,7 @@ def test_the_times_that_were_measured():
     assert found.weights[1] == pytest.approx(5 * 7.09885e-6 + 5.561621e-6)
     assert len(times_of(vgg, (3, 32, 32)).weights) == 11
     shapes = [value.shape for name, value in conv.named_parameters() if name.endswith("weight")]
-    assert measured(shapes) == found and measured(shapes[:-1]) is None
+    assert read_times(shapes) == found and read_times(shapes[:-1]) is None
 
 
 def test_other_networks_are_timed_by_their_places_and_without_them_all_weights_cost_the_same():

@@ -92,7 +92,7 @@ def test_a_finished_one_is_taken_as_it_is_and_another_plan_is_trained(tmp_path):
         same = new()
         assert collaborate(run, same).history == first.history
         assert same.epoch == 0
-        assert same.plan.stated["augmentation"] == "CropAndFlip(padding=1, black=(0.0,))"
+        assert same.plan.description["augmentation"] == "CropAndFlip(padding=1, black=(0.0,))"
         for other in (new(seed=2), new("noise"), new(weight_decay=0.1), new(transform=None), new(batch_size=4)):
             assert collaborate(run, other).history[0]["train_loss"] != first.history[0]["train_loss"]
             assert other.epoch == 3

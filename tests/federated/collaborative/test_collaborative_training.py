@@ -215,7 +215,7 @@ def test_a_user_who_broadcasts_nothing_stops_all_learning_and_the_row_shows_it()
         assert row["never_sent"] == row["never_sent_by_any"] == row["entries"]
         assert row["gamma_1"] == 1
     assert rows[1]["residual_mean"] > rows[0]["residual_mean"] > 0
-    assert training.plan.stated["liar"].endswith(".nothing")
+    assert training.plan.description["liar"].endswith(".nothing")
 
 
 def test_one_liar_among_honest_users_decides_only_its_own_rounds():
@@ -250,7 +250,7 @@ def test_running_statistics_are_the_users_average():
     assert torch.allclose(model["1.running_mean"], 0.25 * sum(b.mean(0) for b in batches) / 2)
     assert torch.allclose(model["1.running_var"], 0.75 + 0.25 * sum(b.var(0) for b in batches) / 2)
     assert int(model["1.num_batches_tracked"]) == 1
-    assert "averages the users' running statistics" in training.plan.stated["batchnorm"]
+    assert "averages the users' running statistics" in training.plan.description["batchnorm"]
 
 
 def test_under_dp_they_stay_as_they_are():
@@ -261,7 +261,7 @@ def test_under_dp_they_stay_as_they_are():
     model = training.model()
     assert torch.equal(model["1.running_mean"], net[1].running_mean)
     assert not torch.equal(model["5.weight"], net[5].weight)
-    assert "stay as they are" in training.stated["batchnorm"]
+    assert "stay as they are" in training.description["batchnorm"]
 
 
 def test_under_dp_every_update_that_an_example_may_be_in_counts():
@@ -269,9 +269,11 @@ def test_under_dp_every_update_that_an_example_may_be_in_counts():
     upload = DifferentialPrivacy(noise_multiplier=3.0)
     shares = [torch.arange(9), torch.arange(9, 14)]  # three batches and two: the second user begins again
     training = training_of(plan_of(upload, rates=[0.1] * 5, users=2, shares=shares))
-    assert training.stated["guarantee"] == str(upload.guarantee(rounds=10))
-    assert training_of(plan_of(upload, rates=[0.1] * 5, users=2)).stated["guarantee"] == str(upload.guarantee(rounds=5))
-    assert "guarantee" not in training_of(plan_of("noise")).stated
+    assert training.description["guarantee"] == str(upload.guarantee(rounds=10))
+    assert training_of(plan_of(upload, rates=[0.1] * 5, users=2)).description["guarantee"] == str(
+        upload.guarantee(rounds=5)
+    )
+    assert "guarantee" not in training_of(plan_of("noise")).description
 
 
 @pytest.mark.parametrize("text", ["soteria", "dgp+error-feedback"])
@@ -284,7 +286,7 @@ def test_the_same_seed_gives_the_same_rows_and_nothing_given_changes(text):
     assert all(torch.equal(value, runs[1].state[name]) for name, value in runs[0].state.items())
     assert all(torch.equal(value, before[name]) for name, value in net.state_dict().items())
     assert torch.equal(rng.get_state(), chance)
-    assert runs[0].stated["augmentation"] == "CropAndFlip(padding=1, black=(0.0,))"
+    assert runs[0].description["augmentation"] == "CropAndFlip(padding=1, black=(0.0,))"
     other = train_collaboratively(net, pictures(), 2, None, [0.1], torch.Generator().manual_seed(6), **settings)
     assert other.history[0]["train_loss"] != runs[0].history[0]["train_loss"]
 
@@ -309,7 +311,7 @@ def test_a_user_with_few_rows_begins_again():
     assert len(steps) == 3
     assert all(sorted(rows[1].tolist()) == [12, 13, 14, 15] for rows in steps)
     next(training.epochs())
-    assert training.plan.stated["partition"] == "given"
+    assert training.plan.description["partition"] == "given"
 
 
 @pytest.mark.parametrize(
@@ -373,7 +375,7 @@ def average_of_a_fake_step(rounds, given):
 
 @pytest.mark.parametrize("text", [text for text in UPLOADS if text != "outpost"])
 def test_a_step_that_is_captured_reads_no_number_back(text, monkeypatch):
-    monkeypatch.setattr(selection, "_without_asking", lambda _: True)
+    monkeypatch.setattr(selection, "_must_not_read", lambda _: True)
     plan = plan_of(text)
     training = training_of(plan, small(dropout=0.3))
     rounds, given = training.rounds, next(iter(training.feed(1, training.rounds)))
@@ -512,7 +514,7 @@ def test_digits_are_learnt(text):
 
 
 def test_adgp_is_named_by_its_class():
-    assert "AlignedDualGradientPruning" in plan_of(ErrorFeedback(AlignedDualGradientPruning())).stated["upload"]
+    assert "AlignedDualGradientPruning" in plan_of(ErrorFeedback(AlignedDualGradientPruning())).description["upload"]
 
 
 def test_a_plan_states_the_numbers_in_force():
@@ -523,4 +525,4 @@ def test_a_plan_states_the_numbers_in_force():
         ("dgp:release=7", "DualGradientPruning(k1=0.05, k2=0.75, release=7)"),
         ("adgp", "AlignedDualGradientPruning(k1=0.05, k=0.2)"),
     ):
-        assert plan_of(given).stated["upload"] == said
+        assert plan_of(given).description["upload"] == said

@@ -51,19 +51,21 @@ def test_filters_that_lie_channels_last_are_taken_as_they_lie():
         flat.join_turned(own, rows[user])
         start = flat.starts["w"]
         assert torch.equal(rows[user, start : start + 90], own["w"].permute(0, 2, 3, 1).flatten())
-        assert all(torch.equal(value, plain[name][user]) for name, value in flat.turned(rows[user]).items())
-    assert all(torch.equal(value, plain[name]) for name, value in flat.turned(rows).items())
+        assert all(
+            torch.equal(value, plain[name][user]) for name, value in flat.channels_last_views(rows[user]).items()
+        )
+    assert all(torch.equal(value, plain[name]) for name, value in flat.channels_last_views(rows).items())
 
 
 def test_rows_of_either_kind_are_paired_entry_by_entry():
     flat, tensors = Flat(drawn()), drawn((3,))
-    turned, plain = flat.new(3), flat.new(3)
+    turned, plain = flat.allocate(3), flat.allocate(3)
     for user in range(3):
         flat.join_turned({name: value[user] for name, value in tensors.items()}, turned[user])
     for into, value in flat.pairs(plain, turned):
         into.copy_(value)
     assert torch.equal(plain, flat.join(tensors))
-    one = flat.new(1)[0]
+    one = flat.allocate(1)[0]
     for into, value in flat.pairs(one, turned[1]):
         into.copy_(value)
     assert torch.equal(one, plain[1])
@@ -77,7 +79,7 @@ def test_buffers_are_averaged_counted_or_taken():
     statistics = Statistics(learner.structure, buffers, users=2)
     assert list(statistics.buffers) == list(buffers)
     rows = statistics.copies()
-    found = [statistics.of(user, rows) for user in range(2)]
+    found = [statistics.buffers_of(user, rows) for user in range(2)]
     assert "0.1.num_batches_tracked" not in found[0] and "1.num_batches_tracked" in found[0]
     inputs = torch.randn(2, 5, 1, 6, 6, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
     for own, some in zip(found, inputs, strict=True):

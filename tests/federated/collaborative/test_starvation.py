@@ -12,7 +12,7 @@ from secateur.defenses.error_feedback import ErrorFeedback
 from secateur.defenses.top_k import TopK
 from secateur.federated.collaborative.training import train_collaboratively
 from secateur.models.create import create
-from secateur.theory.gradient_distance import cosine_distance, top_sent
+from secateur.theory.gradient_distance import cosine_distance, share_of_top_sent
 
 INNER = {"top-k": TopK(), "dgp": DualGradientPruning(), "release": DualGradientPruning(release=5)}
 
@@ -22,7 +22,7 @@ class Watched(ErrorFeedback):
 
     def __call__(self, grads, state, turning):
         sent, after = super().__call__(grads, state, turning)
-        NOTES.append((top_sent(grads, sent, 0.05), cosine_distance(grads, sent)))
+        NOTES.append((share_of_top_sent(grads, sent, 0.05), cosine_distance(grads, sent)))
         return sent, after
 
 
@@ -32,7 +32,7 @@ NOTES = []
 @pytest.fixture(scope="module")
 def trained():
     """Eight epochs of plain SGD on 300 digits, two users, 40 rounds: (history, notes (users x rounds, 2)) by upload."""
-    data = replace(load("digits").at_most(300, Generator().manual_seed(0)), train_size=300)
+    data = replace(load("digits").limit_rows(300, Generator().manual_seed(0)), train_size=300)
     net, found = create("digits-cnn", data.input_shape, data.classes, Generator().manual_seed(0)), {}
     for name, inner in INNER.items():
         NOTES.clear()

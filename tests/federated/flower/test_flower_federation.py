@@ -175,7 +175,7 @@ def test_nodes_that_do_not_say_who_they_are_are_given_numbers():
     grid = Near(None, 4, says=lambda node: {0: 2, 1: -1, 2: -1, 3: 9}[node])
     link = Link(grid, deadline=0.3, patience=0.5)
     link.clients = 3
-    link.meet()
+    link.greet_nodes()
     assert link.nodes == {2: 100, 0: 101, 1: 102}
 
 
@@ -205,14 +205,14 @@ def test_bytes_in_process_are_those_over_flower(base, rule):
         assert here.ledger.traffic.down == there.ledger.traffic.down
 
 
-@pytest.mark.parametrize("way", ["sequential", "stacked"])
-def test_squares_of_weights_without_a_gradient_cost_nothing(way):
+@pytest.mark.parametrize("execution", ["sequential", "stacked"])
+def test_squares_of_weights_without_a_gradient_cost_nothing(execution):
     """Half of the hidden units never fire: their squares are 0, and neither engine sends or counts them."""
     with torch.random.fork_rng():
         torch.manual_seed(0)
         net = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(36, 64), torch.nn.ReLU(), torch.nn.Linear(64, 3))
     net[1].bias.data[:32] = -100.0
-    here = made(net=net.double(), base=PruneFL(every=100, iterations=100), rounds=2, per_round=5, way=way)
+    here = made(net=net.double(), base=PruneFL(every=100, iterations=100), rounds=2, per_round=5, execution=execution)
     there, _ = over_flower(here)
     run(here), run(there)
     up = there.ledger.traffic.up

@@ -108,7 +108,7 @@ def test_a_client_that_says_too_much_takes_no_memory():
 def test_a_greeting_that_cannot_be_read_ends_nothing(said, caplog):
     link = Link(Near(None, 3, **said), 0.5, patience=0)
     link.clients = 3
-    link.meet()
+    link.greet_nodes()
     assert link.nodes == ({0: 100, 2: 102} if "says" in said else {}) and "ignoring node 101" in caplog.text
 
 

@@ -23,7 +23,7 @@ from secateur.federated.submodels.exposure import ExposureObserver
 from secateur.federated.submodels.federation import StackedFederations
 from secateur.federated.submodels.local_baseline import LocalBaseline
 from secateur.federated.submodels.membership_attacks import Asking, shadow_clients
-from secateur.federated.submodels.networks import batches, static
+from secateur.federated.submodels.networks import batches, without_statistics
 from secateur.interfaces import Batch
 from secateur.runs.folder import load_rows
 
@@ -60,7 +60,7 @@ def test_one_shifted_and_mirrored_picture_by_hand():
 def test_a_turn_is_torchs_adam_on_moved_pictures():
     federation = augmented("none")
     jobs = federation.begin(1)
-    (made, *_), worker = federation.trainer(jobs), static(tiny.net()).train()
+    (made, *_), worker = federation.trainer(jobs), without_statistics(tiny.net()).train()
     optimiser = torch.optim.Adam(worker.parameters(), 1e-3)
     for picks in (picks for epoch in jobs[0].epochs for picks in batches(epoch, tiny.BATCH)):
         optimiser.zero_grad()
@@ -75,8 +75,8 @@ def test_a_turn_is_torchs_adam_on_moved_pictures():
 @pytest.mark.parametrize("rule", ["mapp-fl", "none"])
 def test_stacked_is_equal_to_one_by_one(rule):
     found = []
-    for way, local in (("stacked", LOCAL), ("sequential", LOCAL), ("sequential", replace(LOCAL, augment=None))):
-        federation = tiny.federation(rule, way=way, widths=(0.5, 0.25), local=local)
+    for execution, local in (("stacked", LOCAL), ("sequential", LOCAL), ("sequential", replace(LOCAL, augment=None))):
+        federation = tiny.federation(rule, execution=execution, widths=(0.5, 0.25), local=local)
         made = federation.trainer(federation.begin(1))
         found.append([without_biases_before_norms(federation, i, one.flat) for i, one in enumerate(made)])
     for stacked, alone, plain in zip(*found, strict=True):
@@ -122,8 +122,8 @@ def test_resumed_it_comes_to_the_same_numbers(rule):
 
 
 def test_together_each_comes_to_what_it_comes_to_alone():
-    alone = [augmented(rule, way="stacked") for rule in ("mapp-fl", "heterofl")]
-    first = augmented(way="stacked")
+    alone = [augmented(rule, execution="stacked") for rule in ("mapp-fl", "heterofl")]
+    first = augmented(execution="stacked")
     both = StackedFederations([first, augmented("heterofl", beside=first)])
     for federation in alone:
         tiny.told(federation)
@@ -142,13 +142,13 @@ def test_local_trains_on_moved_pictures_too():
     )
     job, same = moving._job(1, 0), plain._job(1, 0)
     assert torch.equal(job.epochs[0][:, 0], same.epochs[0]) and bool(job.epochs[0][:, 1:].any())
-    assert moving._validated(0) == plain._validated(0)
+    assert moving._validate(0) == plain._validate(0)
 
 
 def test_terms_say_it_where_it_is_on():
-    assert augmented().terms.stated["augment"] == "CropAndFlip(padding=2, black=(7.0,))"
-    assert "augment" not in tiny.federation().terms.stated
-    assert tiny.federation(local=LOCAL).terms.stated["local"] == repr(replace(LOCAL, augment=None))
+    assert augmented().terms.description["augment"] == "CropAndFlip(padding=2, black=(7.0,))"
+    assert "augment" not in tiny.federation().terms.description
+    assert tiny.federation(local=LOCAL).terms.description["local"] == repr(replace(LOCAL, augment=None))
 
 
 # Shadow clients --------------------------------------------------------------------------------------------------
@@ -179,7 +179,7 @@ def test_a_shadow_client_sees_its_own_half_moved_and_nothing_else():
         seen.append(len(inputs))
         return LOCAL.augment(inputs, rng)
 
-    net = static(tiny.net(dtype=torch.float32))
+    net = without_statistics(tiny.net(dtype=torch.float32))
     start, rng = dict(net.state_dict()), torch.Generator().manual_seed(0)
     turn = membership_attacks.turn_of(Adam(batch_size=5))
     states, design = shadow_clients(net, start, pool, 2, turn, rng, moves)

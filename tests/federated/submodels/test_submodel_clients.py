@@ -9,8 +9,8 @@ from torch.nn.functional import cross_entropy
 
 import tiny_submodels as tiny
 from secateur.federated.submodels import clients
-from secateur.federated.submodels.clients import _together
-from secateur.federated.submodels.networks import batches, static
+from secateur.federated.submodels.clients import _list_steps
+from secateur.federated.submodels.networks import batches, without_statistics
 from secateur.federated.submodels.structure import params_of
 from secateur.gpu import graphs
 from secateur.models.resnet import Block
@@ -22,8 +22,8 @@ def without_biases_before_norms(federation, client, flat):
     return torch.cat([v.flatten() for name, v in params.items() if name not in ("0.bias", "3.bias")])
 
 
-def turns(way, number=1, **fields):
-    federation = tiny.federation(way=way, **fields)
+def turns(execution, number=1, **fields):
+    federation = tiny.federation(execution=execution, **fields)
     jobs = federation.begin(number)
     return federation, [turn.client for turn in federation._turns], federation.trainer(jobs)
 
@@ -32,7 +32,7 @@ def test_a_turn_is_an_epoch_of_torchs_adam():
     federation = tiny.federation("none", local=tiny.Adam(epochs=2, batch_size=tiny.BATCH))
     jobs = federation.begin(1)
     made = federation.trainer(jobs)
-    worker = static(tiny.net()).train()
+    worker = without_statistics(tiny.net()).train()
     optimiser = torch.optim.Adam(worker.parameters(), 1e-3)
     for rows in (rows for epoch in jobs[0].epochs for rows in batches(epoch, tiny.BATCH)):
         optimiser.zero_grad()
@@ -75,7 +75,7 @@ def test_stacked_is_equal_on_a_residual_network_with_dropout_and_own_labels():
 def test_steps_of_unequal_clients_are_never_padded():
     lanes = [batches(torch.arange(size), 8) for size in (29, 17, 12, 9, 8)]
     lanes.sort(key=lambda lane: (-sum(len(rows) == 8 for rows in lane), -len(lane[-1])))
-    steps = [(first, last, len(rows[0])) for first, last, rows in _together(lanes, 8)]
+    steps = [(first, last, len(rows[0])) for first, last, rows in _list_steps(lanes, 8)]
     assert steps == [(0, 4, 8), (0, 1, 8), (0, 1, 8), (0, 1, 5), (1, 2, 9), (3, 4, 4), (4, 5, 9)]
     work = sum((last - first) * size for first, last, size in steps)
     assert work == 29 + 17 + 12 + 9 + 8
@@ -83,7 +83,7 @@ def test_steps_of_unequal_clients_are_never_padded():
 
 def test_clients_of_equal_size_take_their_last_batch_together():
     lanes = [batches(torch.arange(size), 8) for size in (20, 20, 20)]
-    assert [(first, last, len(rows[0])) for first, last, rows in _together(lanes, 8)] == [
+    assert [(first, last, len(rows[0])) for first, last, rows in _list_steps(lanes, 8)] == [
         (0, 3, 8),
         (0, 3, 8),
         (0, 3, 4),
@@ -110,7 +110,7 @@ def test_no_more_graphs_are_captured_than_may_be(monkeypatch):
     monkeypatch.setattr(clients, "MOST_GRAPHS", 1)
     federation, told = tiny.federation(), []
     federation.trainer.data = SimpleNamespace(inputs=SimpleNamespace(device=torch.device("cuda")))
-    first, second = (federation.trainer.captured(lambda given: told.append("eager")) for _ in range(2))
+    first, second = (federation.trainer.capture_step(lambda given: told.append("eager")) for _ in range(2))
     given = clients._Step(torch.zeros(2, 8), torch.zeros(2, 2), ())
     other = clients._Step(torch.zeros(2, 5), torch.zeros(2, 2), ())
     for step, form in ((first, given), (first, other), (second, given)):

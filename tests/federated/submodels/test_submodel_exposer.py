@@ -169,7 +169,7 @@ def test_the_picture_holds_the_cells_that_a_client_trains(model, rule, fields, l
     assert (drawn["layer"], (drawn["outputs"], drawn["inputs"])) == (layer, shape)
     large, small = drawn["trained"]
     assert large["client"] == 0 and len(large["outputs"]) * len(large["inputs"]) == shape[0] * shape[1]
-    turn = federation.received(federation.terms.rounds, 3)
+    turn = federation.broadcast(federation.terms.rounds, 3)
     whole = torch.zeros(model.get_submodule(layer).weight.shape)
     trained = turn.cut.put(f"{layer}.weight", whole, torch.ones(turn.cut.shapes[f"{layer}.weight"]))
     wanted = trained.flatten(2).amax(2) if trained.ndim > 2 else trained

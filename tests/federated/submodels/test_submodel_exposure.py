@@ -8,7 +8,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from secateur import tree
-from secateur.attacks.membership.scoring_batches import RULES, is_static, mixing, scorer, settled, together
+from secateur.attacks.membership.scoring_batches import (
+    RULES,
+    answer_parts,
+    fix_statistics,
+    is_static,
+    scorer,
+    shuffle_inputs,
+)
 from secateur.config import Federate, dump, read
 from secateur.config.methods import choice
 from secateur.data.embedded import digits
@@ -135,7 +142,7 @@ def test_a_loss_depends_on_its_batch_mates_unless_statistics_are_fixed(target, d
     inputs, answer = data.inputs[:40], scorer(target.net, target.sent[-1], "cpu", 32)
     alone = answer(inputs[:5])
     assert is_static(target.net) and (answer(inputs)[:5] - alone).abs().max() > 1e-3
-    net, state = settled(target.net, target.sent[-1], data.inputs[900:1100], 32)
+    net, state = fix_statistics(target.net, target.sent[-1], data.inputs[900:1100], 32)
     fixed = scorer(net, state, "cpu", 32)
     assert not is_static(net)
     torch.testing.assert_close(fixed(inputs)[:5], fixed(inputs[:5]), rtol=1e-5, atol=1e-6)
@@ -164,11 +171,11 @@ def test_mixed_parts_come_back_in_their_order(target, data):
 
     parts = [data.inputs[:7], data.inputs[7:30]]
     for rule in RULES:
-        back = together(plain, parts, rule, derive(0, "mix"))
+        back = answer_parts(plain, parts, rule, derive(0, "mix"))
         assert all(torch.equal(one, plain(part)) for one, part in zip(back, parts, strict=True))
-    assert torch.equal(mixing(plain, derive(0, "mix"))(parts[1]), plain(parts[1]))
+    assert torch.equal(shuffle_inputs(plain, derive(0, "mix"))(parts[1]), plain(parts[1]))
     with pytest.raises(WrongInput, match="mixed"):
-        together(plain, parts, "mixd", derive(0, "mix"))
+        answer_parts(plain, parts, "mixd", derive(0, "mix"))
 
 
 # Shadows and correlation -----------------------------------------------------------------------------------------

@@ -19,7 +19,7 @@ from secateur.federated.submodels import networks
 from secateur.federated.submodels.clients import AdamMoments, SubmodelResult
 from secateur.federated.submodels.federation import StackedFederations
 from secateur.federated.submodels.local_baseline import LocalBaseline
-from secateur.federated.submodels.networks import static
+from secateur.federated.submodels.networks import without_statistics
 from secateur.federated.submodels.structure import params_of
 from secateur.federated.traffic import value_bytes
 from secateur.interfaces import Batch
@@ -66,7 +66,7 @@ def test_labels_that_a_client_does_not_own_count_as_zero_logits():
     narrow, (inputs, labels) = federation.narrow(0), federation.train.take(torch.tensor([0, 2, 3, 5]))
     owned = torch.tensor([1.0, 0.0, 1.0]).double()
     found = narrow.loss(federation.flat, inputs, labels, owned)
-    wanted = cross_entropy(static(tiny.net()).train()(inputs) * owned, labels)
+    wanted = cross_entropy(without_statistics(tiny.net()).train()(inputs) * owned, labels)
     assert torch.allclose(found, wanted)
 
 
@@ -156,7 +156,7 @@ def test_withheld_weights_are_not_sent_and_are_put_back():
     state = federation.states[0]
     hidden = state["withheld.3.weight"]
     assert bool((state["saved.3.weight"][hidden] != 0).all()) and not bool(hidden[4:].any())
-    _, cut, start = federation._begun(2, 0)
+    _, cut, start = federation._begin(2, 0)
     begun = params_of(start, cut.shapes)["3.weight"]
     small = cut.take("3.weight", hidden)
     assert torch.equal(begun[small], cut.take("3.weight", state["saved.3.weight"])[small])
@@ -169,10 +169,10 @@ def test_defenses_that_cannot_be_joined_are_refused(defense):
         tiny.federation(**submodel_protection(defense_of_clients(defense)))
 
 
-@pytest.mark.parametrize("way", ["sequential", "stacked"])
-def test_together_each_comes_to_what_it_comes_to_alone(way):
+@pytest.mark.parametrize("execution", ["sequential", "stacked"])
+def test_together_each_comes_to_what_it_comes_to_alone(execution):
     def made(rule, seed, **fields):
-        return tiny.federation(rule, seed=seed, evaluate_every=3, way=way, **fields)
+        return tiny.federation(rule, seed=seed, evaluate_every=3, execution=execution, **fields)
 
     kinds = [("mapp-fl", 0), ("mapp-fl", 1), ("heterofl", 0), ("none", 0)]
     first = made(*kinds[0])
@@ -246,11 +246,11 @@ def test_local_resumes():
 
 @torch.no_grad()
 def test_statistics_are_re_estimated_over_the_own_examples():
-    net = static(tiny.net())
+    net = without_statistics(tiny.net())
     params = {name: value.detach() for name, value in net.named_parameters()}
     own = tiny.data().inputs[:40].double()
-    single = networks.reestimated(net, params, own, own[:1], batch_size=20)  # one row alone can be asked
-    many = networks.reestimated(net, params, own, own, batch_size=20)
+    single = networks.predict_reestimated(net, params, own, own[:1], batch_size=20)  # one row alone can be asked
+    many = networks.predict_reestimated(net, params, own, own, batch_size=20)
     assert torch.allclose(single, many[:1])
     first = net[0](own)
     means = torch.stack([part.mean((0, 2, 3)) for part in first.split(20)]).mean(0)
@@ -272,7 +272,7 @@ def test_a_federation_that_re_estimates():
 
 
 def test_scores_under_static_batchnorm_depend_on_the_batch():
-    net = static(tiny.net())
+    net = without_statistics(tiny.net())
     params = {name: value.detach() for name, value in net.named_parameters()}
     batch = Batch(tiny.data().inputs[:21].double(), tiny.data().labels[:21])
     whole, parts = networks.losses(net, params, batch, 21), networks.losses(net, params, batch, 10)
@@ -359,5 +359,8 @@ def test_models_are_judged_wherever_their_vector_begins(first):
     size, rng = sum(value.numel() for value in net.parameters()), torch.Generator().manual_seed(0)
     row, inputs = torch.randn(first + size, generator=rng)[first:], torch.randn(6, 3, generator=rng)
     params = params_of(row, shapes)
-    for judge in (networks.logits, lambda net, params, inputs: networks.reestimated(net, params, inputs, inputs)):
+    for judge in (
+        networks.logits,
+        lambda net, params, inputs: networks.predict_reestimated(net, params, inputs, inputs),
+    ):
         assert torch.equal(judge(net, params, inputs), judge(net, tree.clone(params), inputs))

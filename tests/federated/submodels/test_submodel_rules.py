@@ -10,7 +10,7 @@ from secateur import catalogue
 from secateur.catalogue import find
 from secateur.cli import main
 from secateur.errors import WrongInput
-from secateur.federated.submodels.networks import static
+from secateur.federated.submodels.networks import without_statistics
 from secateur.federated.submodels.rules import RuleContext, turn
 from secateur.federated.submodels.structure import ClientAndRound, Structure
 from secateur.models.create import create
@@ -119,7 +119,7 @@ def test_coupling_is_layer_wise_or_independent():
 
 @pytest.fixture(scope="module")
 def structure():
-    return Structure(static(create("mapp-cnn-16", (3, 32, 32), 10, torch.Generator())), (3, 32, 32))
+    return Structure(without_statistics(create("mapp-cnn-16", (3, 32, 32), 10, torch.Generator())), (3, 32, 32))
 
 
 def covered(structure, name, clients, number=1, **fields):

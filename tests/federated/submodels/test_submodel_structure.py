@@ -10,7 +10,7 @@ from torch.func import functional_call
 from secateur import catalogue
 from secateur.catalogue import find
 from secateur.errors import WrongInput
-from secateur.federated.submodels.networks import narrowed, static
+from secateur.federated.submodels.networks import build_narrow, without_statistics
 from secateur.federated.submodels.structure import ClientAndRound, Structure, flat_of, params_of
 from secateur.models.create import create
 from secateur.models.resnet import Block
@@ -39,7 +39,7 @@ def residual(width):
 
 def drawn(net, seed=0):
     """The network with random numbers in all of its parameters, in float64."""
-    rng, net = torch.Generator().manual_seed(seed), static(net).double()
+    rng, net = torch.Generator().manual_seed(seed), without_statistics(net).double()
     with torch.no_grad():
         for value in net.parameters():
             value.copy_(torch.randn(value.shape, generator=rng, dtype=torch.float64))
@@ -65,7 +65,7 @@ def test_cut_then_map_back(net, rule, rate, client, number):
     net, (name, fields) = drawn(net), rule
     structure, flat = Structure(net, SHAPE), flat_of(dict(net.named_parameters()))
     cut = structure.cut(find("submodel", name)(**fields), ClientAndRound(client, 10, number), rate)
-    small = narrowed(net, structure, rate, False, SHAPE, 3)
+    small = build_narrow(net, structure, rate, False, SHAPE, 3)
     assert {n: tuple(v.shape) for n, v in small.named_parameters()} == cut.shapes
     assert len(cut.index) == len(set(cut.index.tolist())) == sum(v.numel() for v in small.parameters())
 
@@ -101,7 +101,7 @@ def test_independent_inputs_are_drawn_apart_and_no_cell_is_taken_twice(net, name
 
 @pytest.mark.parametrize("name", ["fdropout", "mapp-fl-r", "ufr"])
 def test_independent_inputs_are_not_the_outputs_before_them(name):
-    structure = Structure(static(create("mapp-cnn-16", (3, 32, 32), 10, torch.Generator())), (3, 32, 32))
+    structure = Structure(without_statistics(create("mapp-cnn-16", (3, 32, 32), 10, torch.Generator())), (3, 32, 32))
     cut, coupled = (
         structure.cut(find("submodel", name)(coupling=how), ClientAndRound(1, 10, 3), 0.5)
         for how in ("independent", "layer-wise")
@@ -119,22 +119,22 @@ def test_independent_inputs_are_not_the_outputs_before_them(name):
     ],
 )
 def test_the_papers_parameter_counts(classes, shape, counts):
-    net = static(create("mapp-cnn-16", shape, classes, torch.Generator()))
+    net = without_statistics(create("mapp-cnn-16", shape, classes, torch.Generator()))
     structure = Structure(net, shape)
     for rate, count in zip((0.5, 1.0), counts, strict=True):
-        small = narrowed(net, structure, rate, True, shape, classes)
+        small = build_narrow(net, structure, rate, True, shape, classes)
         assert sum(v.numel() for v in small.parameters()) == count
         assert len(structure.cut(find("submodel", "heterofl")(), ClientAndRound(0, 10, 1), rate).index) == count
 
 
 def test_heterofls_five_widths_at_once():
-    structure = Structure(static(create("mapp-cnn-16", (3, 32, 32), 10, torch.Generator())), (3, 32, 32))
+    structure = Structure(without_statistics(create("mapp-cnn-16", (3, 32, 32), 10, torch.Generator())), (3, 32, 32))
     widths = [structure.widths(rate) for rate in (1, 0.5, 0.25, 0.125, 0.0625)]
     assert widths == [[16, 32, 64, 128], [8, 16, 32, 64], [4, 8, 16, 32], [2, 4, 8, 16], [1, 2, 4, 8]]
 
 
 def test_slots_of_a_residual_network():
-    structure = Structure(static(residual(4)), SHAPE)
+    structure = Structure(without_statistics(residual(4)), SHAPE)
     assert [(slot.name, slot.size, slot.depth) for slot in structure.slots] == [
         *(("0", 4, 0), ("3.conv1", 4, 1), ("4.conv1", 8, 1), ("4.conv2", 8, 2))
     ]
@@ -144,7 +144,7 @@ def test_slots_of_a_residual_network():
 
 
 def test_mapp_fl_covers_all_of_a_residual_network_but_half_of_its_shortcuts_convolutions():
-    net = static(residual(4))
+    net = without_statistics(residual(4))
     structure = Structure(net, SHAPE)
     cuts = [structure.cut(find("submodel", "mapp-fl")(), ClientAndRound(client, 10, 1), 0.5) for client in range(10)]
     for name, size in structure.sizes.items():
@@ -155,21 +155,21 @@ def test_mapp_fl_covers_all_of_a_residual_network_but_half_of_its_shortcuts_conv
 @pytest.mark.parametrize("name", ["conv-2", "vgg-4", "resnet18-w16", "densenet121"])
 def test_the_projects_networks_can_be_cut(name):
     shape = (1, 28, 28) if name == "conv-2" else (3, 32, 32)
-    net = static(create(name, shape, 10, torch.Generator()))
+    net = without_statistics(create(name, shape, 10, torch.Generator()))
     structure = Structure(net, shape)
     cut = structure.cut(find("submodel", "fdropout")(), ClientAndRound(0, 10, 1), 0.5)
-    small = narrowed(net, structure, 0.5, True, shape, 10)
+    small = build_narrow(net, structure, 0.5, True, shape, 10)
     assert {n: tuple(v.shape) for n, v in small.named_parameters()} == cut.shapes
 
 
 def test_the_scaler_divides_what_hidden_layers_give():
     net = nn.Sequential(nn.Linear(2, 4), nn.ReLU(), nn.Linear(4, 2))
-    small = narrowed(net, Structure(net, (2,)), 0.5, True, (2,), 2)
+    small = build_narrow(net, Structure(net, (2,)), 0.5, True, (2,), 2)
     with torch.no_grad():
         for value in small.parameters():
             value.fill_(1.0)
         assert small(torch.tensor([[1.0, 2.0]])).tolist() == [[17.0, 17.0]]  # (4 / .5) * 2 + 1
-        plain = narrowed(net, Structure(net, (2,)), 0.5, False, (2,), 2)
+        plain = build_narrow(net, Structure(net, (2,)), 0.5, False, (2,), 2)
         for value in plain.parameters():
             value.fill_(1.0)
         assert plain(torch.tensor([[1.0, 2.0]])).tolist() == [[9.0, 9.0]]
@@ -233,7 +233,7 @@ def test_norms_without_weights_follow_their_layers():
     net = drawn(nn.Sequential(*made, nn.Flatten(), nn.Linear(8, 3)))
     structure = Structure(net, SHAPE)
     cut = structure.cut(find("submodel", "heterofl")(), ClientAndRound(0, 1, 1), 0.25)
-    small = narrowed(net, structure, 0.25, False, SHAPE, 3)
+    small = build_narrow(net, structure, 0.25, False, SHAPE, 3)
     assert cut.channels["1"].tolist() == [0, 1] and small[1].num_features == 2
     inputs = torch.randn(5, *SHAPE, dtype=torch.float64)
     found = functional_call(small, params_of(flat_of(dict(net.named_parameters()))[cut.index], cut.shapes), (inputs,))
@@ -252,7 +252,10 @@ def test_widths_and_groups_that_do_not_fit_are_refused():
 
 
 def test_a_rule_is_asked_once_for_a_client_and_round_and_never_for_the_whole_model(monkeypatch):
-    structure, asked = Structure(static(create("mapp-cnn-8", (1, 8, 8), 3, torch.Generator())), (1, 8, 8)), []
+    structure, asked = (
+        Structure(without_statistics(create("mapp-cnn-8", (1, 8, 8), 3, torch.Generator())), (1, 8, 8)),
+        [],
+    )
     rule = find("submodel", "fdropout")()
     call = type(rule).__call__
     monkeypatch.setattr(type(rule), "__call__", lambda self, at: asked.append(at) or call(self, at))
@@ -267,7 +270,7 @@ def test_a_rule_is_asked_once_for_a_client_and_round_and_never_for_the_whole_mod
 
 def test_cuts_that_are_remembered_are_bounded(monkeypatch):
     monkeypatch.setattr("secateur.federated.submodels.structure.REMEMBERED", 5)
-    structure = Structure(static(create("mapp-cnn-8", (1, 8, 8), 3, torch.Generator())), (1, 8, 8))
+    structure = Structure(without_statistics(create("mapp-cnn-8", (1, 8, 8), 3, torch.Generator())), (1, 8, 8))
     rule = find("submodel", "fdropout")()
     first = structure.cut(rule, ClientAndRound(0, 10, 1), 0.5)
     for number in range(2, 30):

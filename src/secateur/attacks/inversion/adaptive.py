@@ -26,7 +26,7 @@ def support(observed: Params) -> Mask:
     return {name: value != 0 for name, value in observed.items()}
 
 
-def unpruned(view: ServerView) -> Mask | None:
+def mask_unpruned(view: ServerView) -> Mask | None:
     """Return the mask of the non-zero received weights (SGI: PriPrune, Algorithm 2).
 
     Return None for a gradient, whose zeros do not show which weights were pruned.
@@ -40,10 +40,10 @@ def mask_again(view: ServerView, observed: Params) -> Mask:
     Noise in the pruned entries of a gradient forms a second cluster of small magnitudes. Otsu's threshold on log|g|
     separates the two clusters in each tensor.
     """
-    return unpruned(view) or {name: larger_heap(value) for name, value in observed.items()}
+    return mask_unpruned(view) or {name: mask_larger_heap(value) for name, value in observed.items()}
 
 
-def larger_heap(values: Tensor) -> Tensor:
+def mask_larger_heap(values: Tensor) -> Tensor:
     """Return the mask of entries whose log|v| is above Otsu's threshold; exact zeros are never selected."""
     size = values.abs()
     nonzero = size > 0
@@ -74,13 +74,13 @@ def without_layer(observed: Params, layer: str) -> Params:
 
     A layer may be a module with several layers inside, such as PRECODE's bottleneck.
     """
-    left = {name: value for name, value in observed.items() if layer_of(name) != layer and not _within(name, layer)}
+    left = {name: value for name, value in observed.items() if layer_of(name) != layer and not _is_inside(name, layer)}
     if len(left) == len(observed):
         raise unknown("layer", layer, sorted({layer_of(name) for name in observed}))
     return left
 
 
-def defended_layer(observed: Params, net: nn.Module, classes: int) -> str:
+def find_defended_layer(observed: Params, net: nn.Module, classes: int) -> str:
     """Return the name of the layer that the defense changed most: a noisy module, else the layer with the most zeros.
 
     The gradients of PRECODE's bottleneck and of the classifier behind it are products of the bottleneck's noise;
@@ -98,7 +98,7 @@ def defended_layer(observed: Params, net: nn.Module, classes: int) -> str:
     return emptiest if shares[emptiest] > 0 else classifier(net, classes)
 
 
-def _within(name: str, layer: str) -> bool:
+def _is_inside(name: str, layer: str) -> bool:
     return bool(layer) and name.startswith(f"{layer}.")
 
 
@@ -111,10 +111,12 @@ def compression_of(observed: Params, knowledge: Knowledge) -> tuple[Compression,
     """Return the client's compression if it is known, else one estimated from the update, and a note for the result."""
     if knowledge.compression is not None:
         return knowledge.compression, "adaptive: the client's own compression is applied to the trial's gradient"
-    return estimated(observed), "adaptive: a compression estimated from the update is applied to the trial's gradient"
+    return estimate_compression(
+        observed
+    ), "adaptive: a compression estimated from the update is applied to the trial's gradient"
 
 
-def estimated(observed: Params) -> Compression:
+def estimate_compression(observed: Params) -> Compression:
     """Return a compression that keeps, in each tensor, as many entries as the update has non-zero ones.
 
     The update shows how many entries survived (k of n), and their smallest and largest magnitude. The n - k dropped

@@ -16,7 +16,7 @@ from torch.nn import functional as F
 
 from secateur.errors import WrongInput
 from secateur.interfaces import Batch, Params, Watch
-from secateur.seeding import initialised, spawn
+from secateur.seeding import initialise, spawn
 
 LATENT = 128
 Box = tuple[Tensor, Tensor]  # the lowest and the highest input of a valid picture, (C, 1, 1) each
@@ -126,14 +126,14 @@ def train_generator(
     """
     check_public(data, classes, input_shape)
     chance = spawn(rng, device)
-    generator, critic = initialised(
+    generator, critic = initialise(
         lambda: (Generator(input_shape, classes, box, width), Critic(input_shape, classes, width)), rng
     )
     course = GeneratorTraining(generator.to(device), critic.to(device), chance, learning_rate)
     data = data.to(device)
     kept = None if watch is None else watch.load()
     for step in range(0 if kept is None else course.restore(kept), steps):
-        course.slow_to(learning_rate * (1 - step / (steps + 1)))
+        course.set_learning_rate(learning_rate * (1 - step / (steps + 1)))
         for _ in range(critic_steps):
             real = data.take(_rows(data, batch_size, chance))
             with torch.no_grad():
@@ -173,7 +173,7 @@ class GeneratorTraining:
         self.adam = {name: torch.optim.Adam(part.parameters(), rate, (0.0, 0.9)) for name, part in parts.items()}
         self.networks = parts | {"averaged": self.averaged}
 
-    def slow_to(self, rate: float) -> None:
+    def set_learning_rate(self, rate: float) -> None:
         """Set the learning rate of both Adams."""
         for optimiser in self.adam.values():
             optimiser.param_groups[0]["lr"] = rate
@@ -192,17 +192,17 @@ class GeneratorTraining:
         """Load the tensors that `tensors` returned, and return their step."""
         self.chance.set_state(kept["chance"])
         for part, net in self.networks.items():
-            net.load_state_dict(_under(kept, part))
+            net.load_state_dict(_select_part(kept, part))
         for part, optimiser in self.adam.items():
             moments: dict[int, Params] = {}
-            for name, value in _under(kept, f"adam.{part}").items():
+            for name, value in _select_part(kept, f"adam.{part}").items():
                 index, _, which = name.partition("/")
                 moments.setdefault(int(index), {})[which] = value
             optimiser.load_state_dict(optimiser.state_dict() | {"state": moments})
         return int(kept["step"])
 
 
-def _under(kept: Params, part: str) -> Params:
+def _select_part(kept: Params, part: str) -> Params:
     """Return the entries of one part, without its prefix."""
     return {name.removeprefix(f"{part}/"): value for name, value in kept.items() if name.startswith(f"{part}/")}
 

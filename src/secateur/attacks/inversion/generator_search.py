@@ -22,7 +22,7 @@ from secateur import tree
 from secateur.attacks.inversion.engines.autograd import client_gradient
 from secateur.attacks.inversion.generator import LATENT
 from secateur.attacks.inversion.optimisation import SAVE_SECONDS, Trials
-from secateur.attacks.inversion.problem import Evaluate, Evaluated, Matching, Problem, Variables, along, compared
+from secateur.attacks.inversion.problem import Evaluate, Evaluated, Matching, Problem, Variables, compare, expand_as
 from secateur.errors import WrongInput
 from secateur.gpu.memory import ran_out
 from secateur.interfaces import Mask, Params
@@ -160,7 +160,7 @@ class CMAES:
         step = weights @ steps  # (N, n) y_w
         mean = state.mean + state.sigma[:, None] * step
 
-        white = self._whitened(state, step)  # C^(-1/2) y_w
+        white = self._whiten(state, step)  # C^(-1/2) y_w
         gain = math.sqrt(self.c_sigma * (2 - self.c_sigma) * self.mu_eff)
         step_path = (1 - self.c_sigma) * state.step_path + gain * white
         length = torch.linalg.vector_norm(step_path, dim=1)
@@ -182,7 +182,7 @@ class CMAES:
         )
 
     @staticmethod
-    def _whitened(state: SearchState, step: Tensor) -> Tensor:
+    def _whiten(state: SearchState, step: Tensor) -> Tensor:
         """Return B D^-1 B^T step."""
         rotated = (state.basis.mT @ step[..., None])[..., 0]
         return (state.basis @ (rotated / state.scales)[..., None])[..., 0]
@@ -206,7 +206,7 @@ class Evolution(Latents):
         state = super().begin()
         state["inputs"].zero_()
         mean = self.like.new_zeros(self.size, self.strategy.dimension)
-        return state | tree.clone(_named(self.strategy.start(mean, self.sigma)))
+        return state | tree.clone(_name_tensors(self.strategy.start(mean, self.sigma)))
 
     def step(self, state: Params) -> None:
         """Run one round of all trials, in place."""
@@ -215,12 +215,14 @@ class Evolution(Latents):
         candidates = self.strategy.ask(now, self.population_noise(done))
         latents = candidates.reshape(*candidates.shape[:2], *self.shape)
         values = self.losses(latents).nan_to_num(torch.inf, torch.inf)
-        for name, value in _named(self.strategy.tell(now, candidates, values)).items():
+        for name, value in _name_tensors(self.strategy.tell(now, candidates, values)).items():
             state[name].copy_(value)
         least, candidate = values.min(1)
         rows = torch.arange(self.size, device=candidate.device)
         better = least < state["matching"]
-        state["inputs"].copy_(torch.where(along(better, state["inputs"]), latents[rows, candidate], state["inputs"]))
+        state["inputs"].copy_(
+            torch.where(expand_as(better, state["inputs"]), latents[rows, candidate], state["inputs"])
+        )
         state["matching"].copy_(torch.where(better, least, state["matching"]))
         if done % self.every == 0 and done // self.every < len(state["curve"]):
             state["curve"][done // self.every] = state["matching"]
@@ -248,7 +250,7 @@ class Evolution(Latents):
                 saved = time.monotonic()
 
 
-def _named(state: SearchState) -> Params:
+def _name_tensors(state: SearchState) -> Params:
     """Return the tensors of a CMA-ES by their names in the trials' state."""
     return {f"cma.{name}": value for name, value in state._asdict().items()}
 
@@ -258,7 +260,7 @@ def candidate_losses(problem: Problem, objective: Matching, labels: Tensor, fixe
 
     def one(inputs: Tensor, label: Tensor, fixed: Params, sent: Params, observed: Params, mask: Mask | None) -> Tensor:
         gradient, statistics = client_gradient(problem, sent, inputs, label, objective.needs_statistics)
-        result = compared(problem, gradient, observed, mask, objective.needs_gap)._replace(statistics=statistics)
+        result = compare(problem, gradient, observed, mask, objective.needs_gap)._replace(statistics=statistics)
         return objective(result, {"inputs": inputs}, fixed)[0]
 
     sent = {name: value.detach() for name, value in problem.sent.items()}

@@ -102,10 +102,10 @@ class GGL(GradientMatching):
 
         return losses
 
-    def best(self, trials: Trials, state: Params, aim: MatchingTarget, position: int) -> Reconstruction:
+    def select_best(self, trials: Trials, state: Params, aim: MatchingTarget, position: int) -> Reconstruction:
         """Return the picture of the best latent."""
         assert isinstance(trials, Latents)
-        reconstruction = super().best(trials, state, aim, position)
+        reconstruction = super().select_best(trials, state, aim, position)
         latents, labels = reconstruction.batch
         return replace(reconstruction, batch=Batch(trials.pictures(latents, labels), labels))
 

@@ -20,9 +20,9 @@ from secateur.attacks.inversion.engines import choose, engine_for
 from secateur.attacks.inversion.label_inference import Rule, infer
 from secateur.attacks.inversion.optimisation import LBFGS, AdamRule, Schedule, StepRule, Trials, learning_rates
 from secateur.attacks.inversion.problem import Distance, Matching, Problem, structure
-from secateur.attacks.inversion.updates import batchnorm_order, observed_gradient
+from secateur.attacks.inversion.updates import batchnorm_order, read_gradient
 from secateur.errors import WrongInput, check_number, check_numbers, check_whole, check_wholes
-from secateur.gpu.memory import halving
+from secateur.gpu.memory import halve_on_shortage
 from secateur.interfaces import (
     Batch,
     InversionAttack,
@@ -99,7 +99,7 @@ class GradientMatching(InversionAttack):
         """Reconstruct all targets at once; one draw a target makes the result equal to one by one."""
         aims = [aim_at(self, views, knowledge, i) for i, views in enumerate(targets)]
         seeds = [draw_seed(rng) for rng in chance]
-        groups = grouped(aims)
+        groups = group_targets(aims)
         trials = [self.trials([aims[i] for i in group], [seeds[i] for i in group], knowledge) for group in groups]
         states = [one.begin() for one in trials]
         if (saved := watch.load()) is not None:
@@ -110,7 +110,7 @@ class GradientMatching(InversionAttack):
         def pictures() -> list[Reconstruction]:
             best: dict[int, Reconstruction] = {}
             for group, one, state in zip(groups, trials, states, strict=True):
-                best |= {i: self.best(one, state, aims[i], row) for row, i in enumerate(group)}
+                best |= {i: self.select_best(one, state, aims[i], row) for row, i in enumerate(group)}
             return [best[i] for i in range(len(aims))]
 
         def save() -> None:
@@ -127,10 +127,10 @@ class GradientMatching(InversionAttack):
                 part = self.trials([aims[i] for i in some], [seeds[i] for i in some], knowledge)
                 part.run(one.rows(state, rows), watch.advance, save)
 
-            halving(run, torch.arange(len(group)))
+            halve_on_shortage(run, torch.arange(len(group)))
             save()
             for row, i in enumerate(group):
-                yield i, self.best(one, state, aims[i], row)
+                yield i, self.select_best(one, state, aims[i], row)
 
     @property
     def objective(self) -> Matching:
@@ -169,7 +169,7 @@ class GradientMatching(InversionAttack):
             learning_rates(self.schedule, self.iterations, self.learning_rate).to(like), self.sign, self.noise
         )
 
-    def best(self, trials: Trials, state: Params, aim: MatchingTarget, position: int) -> Reconstruction:
+    def select_best(self, trials: Trials, state: Params, aim: MatchingTarget, position: int) -> Reconstruction:
         """Return the restart of one target whose gradient matches best, priors left out."""
         rows = slice(position * self.restarts, (position + 1) * self.restarts)
         matching = state["matching"][rows].nan_to_num(torch.inf)
@@ -195,23 +195,23 @@ def aim_at(attack: GradientMatching, views: Sequence[ServerView], knowledge: Kno
     """Read a target's updates as the attack does."""
     if not views:
         raise WrongInput("target", "has no update; use at least one round")
-    observed = [observed_gradient(view, knowledge) for view in views]
+    observed = [read_gradient(view, knowledge) for view in views]
     labels, note = infer(attack.labels, observed[0], knowledge, index)
     notes = [note] if note else []
     masks: list[Mask] | None = None
     compression = None
     if attack.target == "unpruned":
-        unpruned = [adaptive.unpruned(view) for view in views]
-        observed = [o if mask is None else tree.masked(o, mask) for o, mask in zip(observed, unpruned, strict=True)]
+        unpruned = [adaptive.mask_unpruned(view) for view in views]
+        observed = [o if mask is None else tree.mask_tree(o, mask) for o, mask in zip(observed, unpruned, strict=True)]
         if None in unpruned:
             notes.append("a gradient shows no pruned weights: it is matched as it is")
     if attack.adaptive == "support":
         masks = [adaptive.support(one) for one in observed]
     elif attack.adaptive == "mask":
         masks = [adaptive.mask_again(view, one) for view, one in zip(views, observed, strict=True)]
-        observed = [tree.masked(one, mask) for one, mask in zip(observed, masks, strict=True)]
+        observed = [tree.mask_tree(one, mask) for one, mask in zip(observed, masks, strict=True)]
     elif attack.adaptive == "layer":
-        layer = attack.layer or adaptive.defended_layer(observed[0], knowledge.net, knowledge.classes)
+        layer = attack.layer or adaptive.find_defended_layer(observed[0], knowledge.net, knowledge.classes)
         observed = [adaptive.without_layer(one, layer) for one in observed]
         if not observed[0]:
             raise WrongInput("adaptive", f"layer leaves nothing to match: {layer} is the only one; use another mode")
@@ -219,14 +219,14 @@ def aim_at(attack: GradientMatching, views: Sequence[ServerView], knowledge: Kno
     elif attack.adaptive == "reapply":
         compression, note = adaptive.compression_of(observed[0], knowledge)
         notes.append(note)
-    if attack.batchnorm and knowledge.statistics is None and _fresh(views[0].sent):
+    if attack.batchnorm and knowledge.statistics is None and _list_initial(views[0].sent):
         notes.append("BatchNorms that have seen no batch are left out of the prior")
     sent = [_tensors(view.sent, knowledge) for view in views]
     steps = knowledge.local_steps if isinstance(views[0].update, Weights) else 1
     return MatchingTarget(index, sent, observed, masks, compression, labels, steps, "; ".join(notes))
 
 
-def _fresh(sent: Params) -> set[str]:
+def _list_initial(sent: Params) -> set[str]:
     """Return the BatchNorms whose running statistics are still the initial ones."""
     tracked = ".num_batches_tracked"
     return {name.removesuffix(tracked) for name, value in sent.items() if name.endswith(tracked) and not value.any()}
@@ -239,7 +239,7 @@ def _tensors(sent: Params, knowledge: Knowledge) -> Params:
     return {name: sent[name] if name in sent else value.detach().to(like.device) for name, value in initial.items()}
 
 
-def grouped(aims: Sequence[MatchingTarget]) -> list[list[int]]:
+def group_targets(aims: Sequence[MatchingTarget]) -> list[list[int]]:
     """Return groups of targets that can be stacked: equal rounds, matched names, compression and local steps."""
     groups: dict[tuple[object, ...], list[int]] = {}
     for i, aim in enumerate(aims):
@@ -252,18 +252,18 @@ def problems(aims: Sequence[MatchingTarget], knowledge: Knowledge, restarts: int
     """Return the problem of every round and its fixed tensors: the expected statistics of the BatchNorms."""
     net = structure(knowledge.net, knowledge.batchnorm).to(next(iter(aims[0].observed[0].values())).device)
 
-    def stacked(trees: Sequence[Mapping[str, Tensor]]) -> Params:
+    def stack_trees(trees: Sequence[Mapping[str, Tensor]]) -> Params:
         return {name: value.repeat_interleave(restarts, 0) for name, value in tree.stack(trees).items()}
 
     rounds = []
     for i in range(len(aims[0].observed)):
         sent = [aim.sent[i] for aim in aims]
-        own_weights = not all(_same(sent[0], other) for other in sent[1:])
+        own_weights = not all(_are_equal(sent[0], other) for other in sent[1:])
         problem = Problem(
             net=net,
-            sent=stacked(sent) if own_weights else sent[0],
-            observed=stacked([aim.observed[i] for aim in aims]),
-            mask=None if aims[0].masks is None else stacked([aim.masks[i] for aim in aims if aim.masks]),
+            sent=stack_trees(sent) if own_weights else sent[0],
+            observed=stack_trees([aim.observed[i] for aim in aims]),
+            mask=None if aims[0].masks is None else stack_trees([aim.masks[i] for aim in aims if aim.masks]),
             own_weights=own_weights,
             loss=knowledge.loss,
             steps=aims[0].steps,
@@ -271,11 +271,11 @@ def problems(aims: Sequence[MatchingTarget], knowledge: Knowledge, restarts: int
             step_batch=knowledge.local_batch,
             compression=aims[0].compression,
         )
-        rounds.append((problem, stacked([_statistics(aim, i, knowledge) for aim in aims])))
+        rounds.append((problem, stack_trees([_statistics(aim, i, knowledge) for aim in aims])))
     return rounds
 
 
-def _same(a: Params, b: Params) -> bool:
+def _are_equal(a: Params, b: Params) -> bool:
     """Return True if both hold equal tensors."""
     return a is b or all(a[name] is b[name] or torch.equal(a[name], b[name]) for name in a)
 
@@ -288,7 +288,7 @@ def _statistics(aim: MatchingTarget, i: int, knowledge: Knowledge) -> Params:
     known = None if knowledge.statistics is None else knowledge.statistics[aim.index]
     statistics: Params = {}
     for layer, name in enumerate(batchnorm_order(knowledge.net, aim.sent[i], knowledge.input_shape)):
-        if known is None and name in _fresh(aim.sent[i]):
+        if known is None and name in _list_initial(aim.sent[i]):
             continue
         for moment, running in (("mean", "running_mean"), ("var", "running_var")):
             value = aim.sent[i].get(f"{name}.{running}") if known is None else known.get(f"{name}.{moment}")

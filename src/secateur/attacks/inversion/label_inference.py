@@ -106,7 +106,7 @@ def counts(weight: Tensor, bias: Tensor | None, size: int) -> Tensor:
     if bias is not None and bool(bias.all()):  # a zero entry shows that the bias was pruned
         evidence, part = bias.clone(), bias.new_tensor(1 / size)
     else:
-        evidence = _along_features(weight, bias)
+        evidence = _project_rows(weight, bias)
         absent = evidence.topk(max(1, classes - size)).values.mean()
         part = torch.maximum(absent * classes, -evidence.min()) / size
     labels = []
@@ -117,7 +117,7 @@ def counts(weight: Tensor, bias: Tensor | None, size: int) -> Tensor:
     return torch.stack(labels).sort().values
 
 
-def _along_features(weight: Tensor, bias: Tensor | None) -> Tensor:
+def _project_rows(weight: Tensor, bias: Tensor | None) -> Tensor:
     """Return dW along its main direction, (K,), with the sign that makes the labels negative.
 
     The sign comes from the remaining bias gradient, if any entry is left. Otherwise features that are nearly all of one

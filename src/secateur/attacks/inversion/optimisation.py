@@ -19,7 +19,7 @@ from typing import Literal, Protocol
 import torch
 from torch import Generator, Tensor
 
-from secateur.attacks.inversion.problem import Evaluate, Evaluated, Variables, along, consensus
+from secateur.attacks.inversion.problem import Evaluate, Evaluated, Variables, consensus, expand_as
 from secateur.gpu.graphs import capture_step
 from secateur.gpu.precision import tf32
 from secateur.interfaces import Params
@@ -127,7 +127,7 @@ class Trials:
         clock, running = state["clock"], state["clock"] < self.iterations
         matching = self.rule(state, self.names, lambda: self.look(state))
         if self.box is not None:
-            into_box(state["inputs"], self.box)
+            clamp_to_box(state["inputs"], self.box)
         state["matching"].copy_(torch.where(running, matching, state["matching"]))
         rows = torch.arange(self.size, device=clock.device)
         point = (clock // self.every).clamp_max(state["curve"].shape[0] - 1)
@@ -176,7 +176,7 @@ class Trials:
                 saved = time.monotonic()
 
 
-def into_box(inputs: Tensor, box: tuple[Tensor, Tensor]) -> None:
+def clamp_to_box(inputs: Tensor, box: tuple[Tensor, Tensor]) -> None:
     """Project to valid pictures, in place."""
     inputs.copy_(torch.minimum(torch.maximum(inputs, box[0]), box[1]))
 
@@ -209,11 +209,11 @@ class AdamRule:
             gradient = gradient.sign() if self.sign else gradient
             first.lerp_(gradient, 1 - BETAS[0])
             second.mul_(BETAS[1]).addcmul_(gradient, gradient, value=1 - BETAS[1])
-            slow, fast = (along(1 - beta ** count.to(value.dtype), value) for beta in BETAS)
-            step = along(rate, value) * (first / slow) / ((second / fast).sqrt() + EPS)
+            slow, fast = (expand_as(1 - beta ** count.to(value.dtype), value) for beta in BETAS)
+            step = expand_as(rate, value) * (first / slow) / ((second / fast).sqrt() + EPS)
             value.sub_(step)
         if self.noise:
-            state["inputs"].addcmul_(along(rate * self.noise, state["inputs"]), state["noise"])
+            state["inputs"].addcmul_(expand_as(rate * self.noise, state["inputs"]), state["noise"])
         return evaluated.matching
 
 
@@ -269,7 +269,7 @@ class LBFGS:
         """Step the variables `names` and return the matching loss (N,) from before the step."""
         evaluated = evaluate()
         matching, loss, gradient = evaluated.matching, evaluated.total, flatten(evaluated.gradient, names)
-        active = (state["clock"] < self.iterations) & ~self._flat(gradient)
+        active = (state["clock"] < self.iterations) & ~self._flatten(gradient)
         for move in range(1, self.max_iter + 1):
             active = self._move(state, names, active, loss, gradient)
             if move == self.max_iter:
@@ -281,10 +281,10 @@ class LBFGS:
             still = (step <= self.tolerance_change) | (
                 (loss - state["lbfgs.before.loss"]).abs() < self.tolerance_change
             )
-            active = active & ~self._flat(gradient) & ~still
+            active = active & ~self._flatten(gradient) & ~still
         return matching
 
-    def _flat(self, gradient: Tensor) -> Tensor:
+    def _flatten(self, gradient: Tensor) -> Tensor:
         return gradient.abs().amax(1) <= self.tolerance_grad
 
     def _move(self, state: Params, names: Sequence[str], active: Tensor, loss: Tensor, gradient: Tensor) -> Tensor:
@@ -296,7 +296,7 @@ class LBFGS:
         new = {"direction": two_loop(state, gradient), "before": gradient, "before.loss": loss, "length": length}
         for name, value in new.items():
             kept = state[f"lbfgs.{name}"]
-            kept.copy_(torch.where(along(active, kept), value, kept))
+            kept.copy_(torch.where(expand_as(active, kept), value, kept))
         active = active & ~((gradient * state["lbfgs.direction"]).sum(1) > -self.tolerance_change)
         step = torch.where(active[:, None], state["lbfgs.length"][:, None] * state["lbfgs.direction"], 0)
         begin = 0
@@ -323,7 +323,7 @@ def store_change(state: Params, active: Tensor, gradient: Tensor) -> None:
 
     def write_slot(name: str, value: Tensor) -> None:
         kept = state[f"lbfgs.{name}"]
-        kept[rows, slot] = torch.where(along(new, value), value, kept[rows, slot])
+        kept[rows, slot] = torch.where(expand_as(new, value), value, kept[rows, slot])
 
     write_slot("y", y)
     write_slot("s", s)

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from secateur.functional import evaluated
+from secateur.functional import make_static
 from secateur.gpu.gradient_products import products
 from secateur.interfaces import Loss, Mask, Params
 
@@ -100,10 +100,10 @@ Evaluate = Callable[[Variables, Tensor | None, Params], Evaluated]  # (variables
 
 def structure(net: nn.Module, batchnorm: Literal["eval", "batch"]) -> nn.Module:
     """Return a deterministic copy of `net` without updates of running statistics; the sent model cannot change."""
-    return evaluated(copy.deepcopy(net), batchnorm)
+    return make_static(copy.deepcopy(net), batchnorm)
 
 
-def compared(
+def compare(
     problem: Problem, gradient: Mapping[str, Tensor], observed: Params, mask: Mask | None, needs_gap: bool = True
 ) -> Compared:
     """Compare the full gradient of one trial with its observed update (no leading axis)."""
@@ -120,7 +120,7 @@ def compared(
     return Compared(dot, trial, target, gap, ())
 
 
-def along(values: Tensor, like: Tensor) -> Tensor:
+def expand_as(values: Tensor, like: Tensor) -> Tensor:
     """Return values (N,) as (N, 1, 1, ...), to broadcast against `like` trial by trial."""
     return values.view(-1, *[1] * (like.ndim - 1))
 

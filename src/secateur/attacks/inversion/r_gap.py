@@ -15,7 +15,7 @@ from secateur.attacks.inversion import adaptive
 from secateur.attacks.inversion.adaptive import Adaptive
 from secateur.attacks.inversion.r_gap_network import LinearMap, chain
 from secateur.attacks.inversion.r_gap_solver import Read, Solved, back, solve, weight_gram
-from secateur.attacks.inversion.updates import observed_gradient
+from secateur.attacks.inversion.updates import read_gradient
 from secateur.catalogue import method
 from secateur.errors import WrongInput, unknown
 from secateur.interfaces import Batch, InversionAttack, Knowledge, Loss, Mask, Params, Reconstruction, ServerView, Watch
@@ -103,19 +103,19 @@ class RGap(InversionAttack):
 
     def _read(self, view: ServerView, knowledge: Knowledge, layers: Sequence[LinearMap]) -> tuple[Params, Mask, str]:
         """Return the gradient in float64, the mask of entries that are equations (absent names: all), and a note."""
-        observed = {name: value.double() for name, value in observed_gradient(view, knowledge).items()}
+        observed = {name: value.double() for name, value in read_gradient(view, knowledge).items()}
         if self.adaptive == "none":
             return observed, {}, ""
         if self.adaptive == "layer":
-            kept = self._layer_left_out(observed, knowledge, layers)
+            kept = self._mask_defended_layer(observed, knowledge, layers)
         else:
             kept = adaptive.support(observed) if self.adaptive == "support" else adaptive.mask_again(view, observed)
         used, total = sum(int(mask.sum()) for mask in kept.values()), sum(mask.numel() for mask in kept.values())
         where = f" of {adaptive.layer_of(next(iter(kept)))}" if self.adaptive == "layer" else ""
         return observed, kept, f"; adaptive: {used} of {total} entries{where} are equations"
 
-    def _layer_left_out(self, observed: Params, knowledge: Knowledge, layers: Sequence[LinearMap]) -> Mask:
-        left = self.layer or adaptive.defended_layer(observed, knowledge.net, knowledge.classes)
+    def _mask_defended_layer(self, observed: Params, knowledge: Knowledge, layers: Sequence[LinearMap]) -> Mask:
+        left = self.layer or adaptive.find_defended_layer(observed, knowledge.net, knowledge.classes)
         names = [layer.name for layer in layers]
         if left not in names:
             raise unknown("layer", left, names)
@@ -131,7 +131,7 @@ class Grams:
     def __init__(self) -> None:
         self._kept: dict[str, tuple[Tensor, Tensor]] = {}
 
-    def of(self, layer: LinearMap, read: Tensor | None = None) -> Tensor:
+    def compute(self, layer: LinearMap, read: Tensor | None = None) -> Tensor:
         """Return the matrix of the layer; it is cached only if all weight rows are read."""
         if read is not None:
             return weight_gram(layer, read)
@@ -158,7 +158,7 @@ def walk(layers: Sequence[LinearMap], observed: Params, head: Head, grams: Grams
         gradient = observed.get(name, torch.zeros_like(layer.weight))
         mask = kept.get(name) if name in observed else frozen
         read = Read(rows, None if mask is None else mask.flatten(1))
-        solved.append(solve(layer, k, aim, gradient.flatten(1), grams.of(layer, rows), read))
+        solved.append(solve(layer, k, aim, gradient.flatten(1), grams.compute(layer, rows), read))
         y, flow, known = solved[-1].x, back(layer, k[None])[0], None
     return solved
 
@@ -208,14 +208,14 @@ def heads(
     if bias is not None:
         features, k = gradient.T @ bias / bias.square().sum(), bias
         if kept is not None:
-            features, k, known = completed(gradient, kept.weight, bias, kept.bias)
+            features, k, known = complete(gradient, kept.weight, bias, kept.bias)
         return [Head(features.nan_to_num(0, 0, 0), k, _label(k) if known_label is None else known_label, known)]
     unit = _unit(gradient)
     if kept is not None:
-        unit, _, known = completed(gradient, kept.weight)
+        unit, _, known = complete(gradient, kept.weight)
     readings = []
     for direction in (unit, -unit):
-        c = gradient @ direction if kept is None else along(gradient, kept.weight, direction)
+        c = gradient @ direction if kept is None else fit_rows(gradient, kept.weight, direction)
         label = _label(c) if known_label is None else known_label
         for scale, residual in scales(layer.weight.flatten(1) @ direction, c, loss, label):
             readings.append((residual, Head(scale * direction, c / scale, label, known)))
@@ -268,7 +268,7 @@ def scales(v: Tensor, c: Tensor, loss: Loss, label: int) -> list[tuple[float, fl
     return solutions
 
 
-def completed(matrix: Tensor, kept: Tensor, k: Tensor | None = None, k_kept: Tensor | None = None) -> Completed:
+def complete(matrix: Tensor, kept: Tensor, k: Tensor | None = None, k_kept: Tensor | None = None) -> Completed:
     """Return both factors of a matrix (K, C) that is k x^T where its entries were `kept`.
 
     `k` is the observed factor, valid where `k_kept`. Without it x has norm 1.
@@ -278,18 +278,18 @@ def completed(matrix: Tensor, kept: Tensor, k: Tensor | None = None, k_kept: Ten
     observed = matrix.new_zeros(len(matrix)) if k is None else torch.where(fixed, k, 0)
     x = shown[shown.norm(dim=1).argmax()]
     if bool(fixed.any()):
-        x = along(matrix.T, kept.T, observed)
+        x = fit_rows(matrix.T, kept.T, observed)
     for _ in range(FITTINGS):
         if k is None:
             x = (x / x.norm()).nan_to_num(0, 0, 0)
-        rows = torch.where(fixed, observed, along(matrix, kept, x))
-        x = along(matrix.T, kept.T, rows)
+        rows = torch.where(fixed, observed, fit_rows(matrix, kept, x))
+        x = fit_rows(matrix.T, kept.T, rows)
     if k is None:
         x = (x / x.norm()).nan_to_num(0, 0, 0)
-    return Completed(x, torch.where(fixed, observed, along(matrix, kept, x)), kept.any(0))
+    return Completed(x, torch.where(fixed, observed, fit_rows(matrix, kept, x)), kept.any(0))
 
 
-def along(matrix: Tensor, kept: Tensor, direction: Tensor) -> Tensor:
+def fit_rows(matrix: Tensor, kept: Tensor, direction: Tensor) -> Tensor:
     """Return for every row its factor of `direction`, by least squares on the kept entries."""
     wide = torch.where(kept, direction, 0)
     return (torch.where(kept, matrix, 0) @ direction / wide.square().sum(1)).nan_to_num(0, 0, 0)

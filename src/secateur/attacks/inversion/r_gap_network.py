@@ -89,31 +89,31 @@ def chain(knowledge: Knowledge, sent: Params) -> list[LinearMap]:
     """Return the layers in the order of the forward pass, in float64; refuse a network that is no such chain."""
     values = {name: value.double() if value.is_floating_point() else value for name, value in sent.items()}
     if noisy := [name for name, module in knowledge.net.named_modules() if isinstance(module, Noisy)]:
-        raise _refused(f"{noisy[0]} is a sample of noise that the attacker does not have (precode)")
-    steps, before, output = _traced(knowledge, values)
+        raise _make_refusal(f"{noisy[0]} is a sample of noise that the attacker does not have (precode)")
+    steps, before, output = _trace(knowledge, values)
     for step in steps:
         reason = _refusal(step.module)
         if reason is not None:
-            raise _refused(f"{step.name} ({type(step.module).__name__}) {reason}")
+            raise _make_refusal(f"{step.name} ({type(step.module).__name__}) {reason}")
     layers: list[LinearMap] = []
     for name, module, inputs, result in steps:
         _require_same(name, inputs, before)
         before = result
         if isinstance(module, nn.Conv2d | nn.Linear):
             if any(layer.name == name for layer in layers):
-                raise _refused(f"{name} is used more than once; every layer must be used once")
+                raise _make_refusal(f"{name} is used more than once; every layer must be used once")
             layers.append(_layer(name, module, values, inputs))
         elif not isinstance(module, nn.Flatten | nn.Identity):
             if not layers or type(layers[-1].activation) is not nn.Identity:
-                raise _refused(f"{name} must follow a Conv2d or Linear: one activation a layer")
+                raise _make_refusal(f"{name} must follow a Conv2d or Linear: one activation a layer")
             layers[-1] = replace(layers[-1], activation=module)
     _require_same("the output", output, before)
     if not layers or not isinstance(steps[-1].module, nn.Linear):
-        raise _refused("the last module must be Linear: the recursion begins at its gradient")
+        raise _make_refusal("the last module must be Linear: the recursion begins at its gradient")
     return layers
 
 
-def _traced(knowledge: Knowledge, values: Params) -> tuple[list[ModuleCall], Tensor, Tensor]:
+def _trace(knowledge: Knowledge, values: Params) -> tuple[list[ModuleCall], Tensor, Tensor]:
     """Return all module calls of a forward pass of noise in order, the noise, and the output."""
     device = next(iter(values.values())).device
     net = structure(knowledge.net, knowledge.batchnorm).to(device)
@@ -136,7 +136,7 @@ def _traced(knowledge: Knowledge, values: Params) -> tuple[list[ModuleCall], Ten
     return steps, probe, output
 
 
-def _refused(reason: str) -> WrongInput:
+def _make_refusal(reason: str) -> WrongInput:
     return WrongInput("attack r-gap", f"cannot invert this network: {reason}")
 
 
@@ -145,14 +145,14 @@ def _refusal(module: nn.Module) -> str | None:
         if isinstance(module, kind):
             return reason
     if isinstance(module, nn.Conv2d):
-        return _refused_convolution(module)
+        return _refuse_convolution(module)
     if isinstance(module, nn.LeakyReLU | nn.ELU) and getattr(module, "negative_slope", 1) <= 0:
         return f"has the slope {module.negative_slope}; it can be undone only with one above 0"
     known = type(module) in INVERSES or isinstance(module, nn.Linear | nn.Flatten)
     return None if known else f"is no layer that can be undone; allowed: {ALLOWED}"
 
 
-def _refused_convolution(module: nn.Conv2d) -> str | None:
+def _refuse_convolution(module: nn.Conv2d) -> str | None:
     if module.bias is not None:
         return "has a bias; the recursion is for convolutions without one"
     if module.groups != 1 or module.padding_mode != "zeros" or isinstance(module.padding, str):
@@ -163,14 +163,14 @@ def _refused_convolution(module: nn.Conv2d) -> str | None:
 def _require_same(name: str, inputs: Tensor, before: Tensor) -> None:
     """Refuse a module whose input differs from the output before it, except in shape: a skip, a product or a pool."""
     if inputs.numel() != before.numel() or not torch.equal(inputs.flatten(), before.flatten()):
-        raise _refused(f"{name} does not take the output of the module before it; skips cannot be undone")
+        raise _make_refusal(f"{name} does not take the output of the module before it; skips cannot be undone")
 
 
 def _layer(name: str, module: nn.Conv2d | nn.Linear, values: Params, inputs: Tensor) -> LinearMap:
     weight = values[f"{name}.weight"]
     if isinstance(module, nn.Linear):
         if inputs.ndim != 2:
-            raise _refused(f"{name} (Linear) needs a vector as input; put Flatten before it")
+            raise _make_refusal(f"{name} (Linear) needs a vector as input; put Flatten before it")
         return LinearMap(name, weight[:, :, None, None], values.get(f"{name}.bias"), (inputs.shape[1], 1, 1))
     geometry = (module.stride, module.padding, module.dilation)
     return LinearMap(name, weight, None, tuple(inputs.shape[1:]), *geometry)  # type: ignore[arg-type]

@@ -68,11 +68,11 @@ class System:
         layer = self.layer
         z = conv2d(x[None], layer.weight, None, layer.stride, layer.padding, layer.dilation)[0]
         gradient = self.weigh * (self.k.flatten(1) @ self._patches(x[None])[0].T)
-        return only(z, self.read.z), only(gradient, self.read.gradient)
+        return select_read(z, self.read.z), select_read(gradient, self.read.gradient)
 
     def back(self, z: Tensor, gradient: Tensor) -> Tensor:
         """Return A^T times both kinds of rows, (C, H, W)."""
-        z, gradient = only(z, self.read.z), only(gradient, self.read.gradient)
+        z, gradient = select_read(z, self.read.z), select_read(gradient, self.read.gradient)
         patches = self.weigh * (gradient.T @ self.k.flatten(1))
         layer = self.layer
         size, window = layer.shape[1:], layer.weight.shape[2:]
@@ -97,7 +97,7 @@ class System:
         return unfold(x, layer.weight.shape[2:], layer.dilation, layer.padding, layer.stride)
 
 
-def only(values: Tensor, read: Tensor | None) -> Tensor:
+def select_read(values: Tensor, read: Tensor | None) -> Tensor:
     """Return the values of the rows that are read, and 0 elsewhere."""
     return values if read is None else torch.where(read, values, 0)
 
@@ -114,10 +114,10 @@ def weight_gram(layer: LinearMap, read: Tensor | None = None) -> Tensor:
     size = layer.shape[0] * layer.shape[1] * layer.shape[2]
     single = torch.eye(size, dtype=layer.weight.dtype, device=layer.weight.device).view(size, *layer.shape)
     if layer.shape[1:] == (1, 1):
-        weight = only(layer.weight.flatten(1), None if read is None else read.flatten(1))
+        weight = select_read(layer.weight.flatten(1), None if read is None else read.flatten(1))
         return weight.T @ weight
     z = conv2d(single, layer.weight, None, layer.stride, layer.padding, layer.dilation)
-    return back(layer, only(z, read)).flatten(1)
+    return back(layer, select_read(z, read)).flatten(1)
 
 
 def solve(layer: LinearMap, k: Tensor, z: Tensor, gradient: Tensor, gram: Tensor, read: Read = EVERY) -> Solved:
@@ -133,19 +133,19 @@ def solve(layer: LinearMap, k: Tensor, z: Tensor, gradient: Tensor, gram: Tensor
     full = gram.clone().view(channels, pixels, channels, pixels)
     full.diagonal(dim1=0, dim2=2).add_(squared * gradient_gram.permute(1, 2, 0))
     divide, rank, condition = _inverse(full.view(gram.shape))
-    aim = only(z, read.z), system.weigh * only(gradient, read.gradient)
+    aim = select_read(z, read.z), system.weigh * select_read(gradient, read.gradient)
     x, residual = _refine(system, aim, divide)
     return Solved(x, residual, rank, condition)
 
 
 def _inverse(gram: Tensor) -> tuple[Apply, int, float]:
     """Return the function that applies the inverse of a Gram matrix A^T A, its rank, and the condition number of A."""
-    largest = _largest(lambda v: gram @ v, gram)
+    largest = _largest_eigenvalue(lambda v: gram @ v, gram)
     factor, failed = torch.linalg.cholesky_ex(gram)
     if not int(failed):
-        smallest = 1 / max(_largest(lambda v: _divided(v, factor), gram), 1e-300)
+        smallest = 1 / max(_largest_eigenvalue(lambda v: _solve_cholesky(v, factor), gram), 1e-300)
         if smallest > NOTHING * largest:
-            return lambda v: _divided(v, factor), len(gram), math.sqrt(largest / smallest)
+            return lambda v: _solve_cholesky(v, factor), len(gram), math.sqrt(largest / smallest)
     values, vectors = torch.linalg.eigh(gram)
     counts = values > max(NOTHING * float(values[-1]), 1e-300)
     values, vectors = values[counts], vectors[:, counts]
@@ -153,7 +153,7 @@ def _inverse(gram: Tensor) -> tuple[Apply, int, float]:
     return lambda v: vectors @ ((vectors.T @ v) / values), len(values), condition
 
 
-def _largest(apply: Apply, like: Tensor) -> float:
+def _largest_eigenvalue(apply: Apply, like: Tensor) -> float:
     """Return the largest eigenvalue of a positive matrix by re-orthogonalised Lanczos from a fixed start vector."""
     start = torch.randn(len(like), generator=Generator().manual_seed(0), dtype=like.dtype).to(like.device)
     basis = [start / start.norm()]
@@ -186,7 +186,7 @@ def _refine(system: System, aim: tuple[Tensor, Tensor], divide: Apply) -> tuple[
     return x, _norm(*left) / max(_norm(*aim), 1e-300)
 
 
-def _divided(v: Tensor, factor: Tensor) -> Tensor:
+def _solve_cholesky(v: Tensor, factor: Tensor) -> Tensor:
     """Return (L L^T)^-1 v; `cholesky_solve` copies the factor first and takes ten times as long."""
     lower = torch.linalg.solve_triangular(factor, v[:, None], upper=False)
     both: Tensor = torch.linalg.solve_triangular(factor.mT, lower, upper=True)

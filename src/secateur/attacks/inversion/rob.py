@@ -17,12 +17,12 @@ from torch.distributions import Laplace, Normal
 from torch.func import functional_call
 
 from secateur.attacks.inversion.adaptive import Adaptive, mask_again
-from secateur.attacks.inversion.problem import along, structure
-from secateur.attacks.inversion.updates import observed_gradient
+from secateur.attacks.inversion.problem import expand_as, structure
+from secateur.attacks.inversion.updates import read_gradient
 from secateur.catalogue import method
 from secateur.errors import WrongInput, check_number, check_whole, unknown
 from secateur.interfaces import Batch, Knowledge, Params, Reconstruction, ServerView, Watch
-from secateur.tree import masked
+from secateur.tree import mask_tree
 
 DEVIATIONS = {"randn": 1.0, "dct": 0.18}  # of a measurement whose row has norm D^-.5 (dct) or 1 (randn)
 SENSELESS: dict[Adaptive, str] = {
@@ -129,9 +129,9 @@ class Rob:
 
     def _read(self, view: ServerView, knowledge: Knowledge) -> tuple[Tensor, Tensor, Tensor]:
         """Return pictures (P, D), their slopes (P,) and sizes for ranking (P,), by all or the surviving entries."""
-        observed = observed_gradient(view, knowledge)
+        observed = read_gradient(view, knowledge)
         if self.adaptive == "mask":
-            observed = masked(observed, mask_again(view, observed))
+            observed = mask_tree(observed, mask_again(view, observed))
         weight, bias = observed["imprint.weight"], observed["imprint.bias"]
         if self.adaptive == "none":
             inputs, slopes = read_out(weight, bias, self.threshold)
@@ -152,7 +152,7 @@ class Imprinted(nn.Module):
     def forward(self, inputs: Tensor) -> Tensor:
         """Add the mean activation to every pixel, so that all rows get the same gradient."""
         active = torch.relu(self.imprint(inputs.flatten(1))).mean(1)
-        output: Tensor = self.net(inputs + along(active, inputs))
+        output: Tensor = self.net(inputs + expand_as(active, inputs))
         return output
 
 
@@ -237,7 +237,7 @@ def explain(
     active = torch.relu(pictures.flatten(1) @ sent["imprint.weight"].T + sent["imprint.bias"]).mean(1)
     leaf = active.requires_grad_()
     inner = {name.removeprefix("net."): value for name, value in sent.items() if name.startswith("net.")}
-    shown = pictures + along(leaf, pictures)
+    shown = pictures + expand_as(leaf, pictures)
     outputs = functional_call(tampered.get_submodule("net"), inner, (shown,))
     share = len(pictures) / knowledge.batch_size / len(sent["imprint.bias"])
     gaps = []

@@ -57,18 +57,18 @@ def weights_update(
     return Weights({name: value.detach().clone() for name, value in params.items()})
 
 
-def observed_gradient(view: ServerView, knowledge: Knowledge) -> Params:
+def read_gradient(view: ServerView, knowledge: Knowledge) -> Params:
     """Return the gradient to match: the update itself, or (sent - received) / learning rate for weights.
 
     For weights it is the sum of the gradients of the local steps. Frozen parameters of an update are left out.
     """
     _check_fits(knowledge.net, view)
     if isinstance(view.update, Gradient):
-        return {name: view.update.values[name] for name in tree.trained(knowledge.net)}
+        return {name: view.update.values[name] for name in tree.trained_names(knowledge.net)}
     rate = knowledge.learning_rate
     if not rate:
         raise WrongInput("learning_rate", "is needed to turn weights into gradients; use the client's, above 0")
-    return {name: (view.sent[name] - view.update.values[name]) / rate for name in tree.trained(knowledge.net)}
+    return {name: (view.sent[name] - view.update.values[name]) / rate for name in tree.trained_names(knowledge.net)}
 
 
 def statistics_of(net: nn.Module, state: Params, batch: Batch, batchnorm: BatchNormMode = "eval") -> Params:
@@ -77,7 +77,7 @@ def statistics_of(net: nn.Module, state: Params, batch: Batch, batchnorm: BatchN
     fixed, params = _tensors(net, state, batchnorm)
     norms = BatchNormInputs(fixed)
     with full_precision(), torch.no_grad(), norms:
-        functional_call(fixed, {**params, **_others(fixed, state)}, (batch.inputs,))
+        functional_call(fixed, {**params, **_copy_fixed(fixed, state)}, (batch.inputs,))
     return {
         f"{name}.{statistic}": value
         for name, pair in zip(norms.names, norms.statistics, strict=True)
@@ -90,21 +90,21 @@ def batchnorm_order(net: nn.Module, state: Params, input_shape: tuple[int, ...])
     fixed, params = _tensors(net, state, "eval")
     probe, norms = next(iter(params.values())).new_zeros(2, *input_shape), BatchNormInputs(fixed)
     with torch.no_grad(), norms:
-        functional_call(fixed, {**params, **_others(fixed, state)}, (probe,))
+        functional_call(fixed, {**params, **_copy_fixed(fixed, state)}, (probe,))
     return norms.names
 
 
 def _tensors(net: nn.Module, state: Params, batchnorm: BatchNormMode) -> tuple[nn.Module, Params]:
     """Return the network that the client runs and the parameters that it trains; frozen ones stay as sent."""
     fixed = structure(net, batchnorm)
-    names = tree.trained(fixed)
+    names = tree.trained_names(fixed)
     if not names and any(True for _ in fixed.parameters()):
         frozen = "all its parameters are frozen (requires_grad=False), so a client has nothing to send"
         raise WrongInput("model", f"{frozen}; leave requires_grad on for those that it trains")
     return fixed, {name: state[name].detach() for name in names}
 
 
-def _others(fixed: nn.Module, state: Params) -> Params:
+def _copy_fixed(fixed: nn.Module, state: Params) -> Params:
     """Return frozen parameters and copies of buffers, so that no forward pass can write to the sent ones.
 
     Non-persistent buffers come from the network.
@@ -117,7 +117,7 @@ def _gradient(fixed: nn.Module, params: Params, state: Params, batch: Batch, los
     """Return the gradient in full float32 on a GPU too: with TF32 the closed form of R-GAP loses 85 dB."""
     leaves = {name: value.detach().clone().requires_grad_() for name, value in params.items()}
     with full_precision():
-        outputs = functional_call(fixed, {**leaves, **_others(fixed, state)}, (batch.inputs,))
+        outputs = functional_call(fixed, {**leaves, **_copy_fixed(fixed, state)}, (batch.inputs,))
         if not outputs.requires_grad:
             raise WrongInput("model", "its answers do not depend on its parameters, so there is no gradient to send")
         # materialised as zeros for a parameter that the forward pass does not use
@@ -133,7 +133,7 @@ def _refuse_empty(batch: Batch) -> None:
 def _check_fits(net: nn.Module, view: ServerView) -> None:
     """Refuse an update, or a sent model, whose names or shapes are not the network's, or that is not finite."""
     wanted = {name: tuple(value.shape) for name, value in net.named_parameters()}
-    sent = {name: wanted[name] for name in tree.trained(net)}
+    sent = {name: wanted[name] for name in tree.trained_names(net)}
     for field, names, values in (("sent", wanted, view.sent), ("update", sent, view.update.values)):
         _check_names(field, names, values)
     extra = [name for name in view.update.values if name not in wanted]

@@ -87,7 +87,7 @@ def sobel(images: Tensor) -> Tensor:
     return slopes.abs().mean(1).view_as(images)
 
 
-def shuffled_columns(rows: Tensor, number: int, rng: Generator) -> Tensor:
+def shuffle_columns(rows: Tensor, number: int, rng: Generator) -> Tensor:
     """Return new rows whose columns are drawn independently; a column of bits is 1 with its mean as the probability."""
     flat = rows.flatten(1)
     drawn = torch.randint(len(flat), (number, flat.shape[1]), generator=rng).to(rows.device)
@@ -128,7 +128,7 @@ class BlindMI:
         sample = candidates.take(torch.randperm(candidates.size, generator=rng)[: self.generated].to(candidates.labels))
         if candidates.inputs.ndim == 4:
             return Batch(sobel(sample.inputs), sample.labels)
-        return Batch(shuffled_columns(candidates.inputs, sample.size, rng), sample.labels)
+        return Batch(shuffle_columns(candidates.inputs, sample.size, rng), sample.labels)
 
 
 @method("attack", "blindmi", "samia_ppb", sees="probabilities", shadows="none")

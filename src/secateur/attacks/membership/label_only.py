@@ -21,7 +21,7 @@ RULES = ("logistic", "share")
 AT_ONCE = 4096  # rows: a rotated copy of all CIFAR candidates would be large
 
 
-def rotated(images: Tensor, degrees: float) -> Tensor:
+def rotate(images: Tensor, degrees: float) -> Tensor:
     """Return images (N, C, H, W) rotated about their centre, with the border repeated."""
     height, width = images.shape[-2:]
     cos, sin = math.cos(math.radians(degrees)), math.sin(math.radians(degrees))
@@ -31,7 +31,7 @@ def rotated(images: Tensor, degrees: float) -> Tensor:
     return grid_sample(images, grids, padding_mode="border", align_corners=False)
 
 
-def shifted(images: Tensor, down: int, right: int) -> Tensor:
+def shift_pixels(images: Tensor, down: int, right: int) -> Tensor:
     """Return images (N, C, H, W) moved by whole pixels, with the border repeated."""
     reach = max(abs(down), abs(right))
     wide = pad(images, (reach,) * 4, mode="replicate")
@@ -127,9 +127,9 @@ class LabelOnly:
             return
         for step in range(1, self.rotations + 1):
             for sign in (-1, 1):
-                yield rotated(inputs, sign * step * self.degrees)
+                yield rotate(inputs, sign * step * self.degrees)
         for down, right in shifts(self.translations):
-            yield shifted(inputs, down, right)
+            yield shift_pixels(inputs, down, right)
 
 
 @method("attack", "label-only", "-", sees="labels", shadows="needed")

@@ -129,7 +129,7 @@ class Lira:
             raise WrongInput("attack", "fit it on shadow models first")
         mode, note = self.references.mode_for("lira", self.mode, candidates)
         margins = self.references.ask(box, candidates.batch)
-        scores = self._score_rule(mode)(margins, *self.references.of(candidates.batch, candidates.ids))
+        scores = self._score_rule(mode)(margins, *self.references.query(candidates.batch, candidates.ids))
         return Guesses(scores, scores >= self.thresholds[mode] if self.thresholds else None, note)
 
     def _score_rule(self, mode: str) -> ScoreRule:

@@ -25,7 +25,7 @@ from secateur.errors import WrongInput, check_number, check_numbers, check_whole
 from secateur.gpu.graphs import Captured
 from secateur.inference import probabilities
 from secateur.interfaces import Batch, BlackBox, Candidates, Guesses, InOut, Shadow
-from secateur.seeding import draw_seed, initialised, spawn
+from secateur.seeding import draw_seed, initialise, spawn
 
 BYTE = 2**8  # an entry of a dropout mask takes 8 random bits, so that one draw of 64 bits serves eight
 HELD_OUT = 0.1  # share of the rows for early stopping
@@ -102,9 +102,9 @@ class NetworkAttack(NeuralSchedule, ABC):
         """Query every shadow once, and train the network on the answers."""
         sides = shadow_sides(shadows)
         seed = draw_seed(rng)
-        seen = torch.cat([self._seen(box, batch, seed) for box, batch, _ in sides])
+        seen = torch.cat([self._extract_features(box, batch, seed) for box, batch, _ in sides])
         truths = torch.cat([torch.full_like(batch.labels, truth) for _, batch, truth in sides])
-        network = initialised(lambda: self.network(seen.shape[1]), rng).to(seen.device)
+        network = initialise(lambda: self.network(seen.shape[1]), rng).to(seen.device)
         train(network, Batch(seen, truths), self, rng)
         fitted = copy.copy(self)
         object.__setattr__(fitted, "fitted", (network, seed))
@@ -115,10 +115,10 @@ class NetworkAttack(NeuralSchedule, ABC):
         if self.fitted is None:
             raise WrongInput("attack", "fit it on shadow models first")
         network, seed = self.fitted
-        outside, member = logits(network, self._seen(box, candidates.batch, seed)).unbind(1)
+        outside, member = logits(network, self._extract_features(box, candidates.batch, seed)).unbind(1)
         return Guesses(member - outside, member > outside)
 
-    def _seen(self, box: BlackBox, batch: Batch, seed: int) -> Tensor:
+    def _extract_features(self, box: BlackBox, batch: Batch, seed: int) -> Tensor:
         """Return the features of a batch, with the queries' own generator."""
         return self.features(box, batch, Generator().manual_seed(seed)).float()
 
@@ -189,7 +189,7 @@ def train(network: nn.Module, rows: Batch, schedule: NeuralSchedule, rng: Genera
     while epoch < schedule.epochs and plateau.count < RATES:
         _train_epoch(steps, rows, rng)
         epoch += 1
-        if plateau.reached(network, held_out) if held_out.size else epoch in drop_epochs:
+        if plateau.is_reached(network, held_out) if held_out.size else epoch in drop_epochs:
             optimiser.param_groups[0]["lr"] /= 10
             steps.renew()
     if held_out.size:
@@ -215,7 +215,7 @@ class _Plateau:
         self.best, self.loss = copy.deepcopy(network.state_dict()), float("inf")
         self.waited = self.count = 0
 
-    def reached(self, network: nn.Module, held_out: Batch) -> bool:
+    def is_reached(self, network: nn.Module, held_out: Batch) -> bool:
         """Return True if the patience is exhausted after an epoch; the network is then reset to the best weights."""
         loss = float(cross_entropy(logits(network, held_out.inputs), held_out.labels))
         self.waited += 1

@@ -40,7 +40,7 @@ class References:
         """True if the models answered the candidates, and none was trained on any of them."""
         return not self.disjoint and not bool(self.models.membership.any())
 
-    def of(self, batch: Batch, ids: Tensor | None = None) -> tuple[Tensor, Tensor]:
+    def query(self, batch: Batch, ids: Tensor | None = None) -> tuple[Tensor, Tensor]:
         """Return the models' values for examples, (M, ..., n), and the membership of the examples, (M, n).
 
         Rows of the pool are looked up. Other rows are queried, and no model trained on them.

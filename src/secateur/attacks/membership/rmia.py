@@ -21,7 +21,7 @@ MODES = ("auto", "online", "offline")
 LEAST = Least(2, 4)  # one of the models is always the target
 
 
-def tempered(answers: Tensor, labels: Tensor, temperature: float) -> Tensor:
+def temper(answers: Tensor, labels: Tensor, temperature: float) -> Tensor:
     """Return the probability of the true label at a temperature: p^(1/T), renormalised, in float64."""
     p = answers.double() ** (1 / temperature)
     return true_probability(p, labels) / p.sum(1)
@@ -86,7 +86,7 @@ class Rmia:
             raise WrongInput("attack", "fit it on shadow models first")
         mode, note = self.references.mode_for("rmia", self.mode, candidates)
         confidences = self._ask(box, candidates.batch)
-        ratios = self._score_rule(mode)(confidences, *self.references.of(candidates.batch, candidates.ids))
+        ratios = self._score_rule(mode)(confidences, *self.references.query(candidates.batch, candidates.ids))
         shares = dominance(ratios, self._population(box, candidates.population, mode), self.gamma)
         if len(shares) > 1 and bool((shares == shares[0]).all()):
             tied = f"gamma {self.gamma:g} ranks all examples alike; give one nearer to 1"
@@ -101,13 +101,13 @@ class Rmia:
         known = self.references
         assert known is not None and self.rows is not None
         if population is not None:
-            return self._score_rule("offline")(self._ask(box, population), *known.of(population))
+            return self._score_rule("offline")(self._ask(box, population), *known.query(population))
         rows = self.rows.to(known.values.device)
         batch = known.models.pool.take(self.rows.to(known.models.pool.labels.device))
         return self._score_rule(mode)(self._ask(box, batch), known.values[:, rows], known.inside[:, rows])
 
     def _ask(self, box: BlackBox, batch: Batch) -> Tensor:
-        return tempered(probabilities(box, batch.inputs), batch.labels, self.temperature)
+        return temper(probabilities(box, batch.inputs), batch.labels, self.temperature)
 
     def _score_rule(self, mode: str) -> ScoreRule:
         return partial(ratio, mode=mode, a=self.a)

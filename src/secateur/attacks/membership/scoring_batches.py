@@ -19,7 +19,7 @@ from secateur import tree
 from secateur.errors import NotFinite, unknown
 from secateur.functional import Functional, split
 from secateur.gpu.precision import full_precision
-from secateur.inference import answering
+from secateur.inference import bind_state
 from secateur.interfaces import Params
 
 RULES = ("mixed", "apart", "fixed")
@@ -38,9 +38,9 @@ def scorer(
     statistics; None: only on a GPU.
     """
     device = torch.device(device)
-    answer = answering(net, state, device, size)
+    answer = bind_state(net, state, device, size)
     if device.type == "cuda" if stacked is None else stacked:
-        answer = _stacked(net, state, device, size)
+        answer = _stack_batches(net, state, device, size)
 
     def probabilities(inputs: Tensor) -> Tensor:
         rest = len(inputs) % size
@@ -52,7 +52,7 @@ def scorer(
     return probabilities
 
 
-def _stacked(net: nn.Module, state: Params, device: torch.device, size: int) -> Answer:
+def _stack_batches(net: nn.Module, state: Params, device: torch.device, size: int) -> Answer:
     """Return a function for the logits of many batches at once: launches of single batches would dominate the time."""
     function = Functional(net, training=False, device=device)
     params, others = split(net, tree.to(state, device))
@@ -71,23 +71,23 @@ def _stacked(net: nn.Module, state: Params, device: torch.device, size: int) -> 
     return answer
 
 
-def mixing(answer: Answer, rng: Generator) -> Answer:
+def shuffle_inputs(answer: Answer, rng: Generator) -> Answer:
     """Return `answer` with shuffled inputs, so that all examples of a call are mixed; the output order is unchanged."""
 
-    def mixed(inputs: Tensor) -> Tensor:
+    def answer_shuffled(inputs: Tensor) -> Tensor:
         order = torch.randperm(len(inputs), generator=rng).to(inputs.device)
         return answer(inputs[order])[order.argsort()]
 
-    return mixed
+    return answer_shuffled
 
 
-def together(answer: Answer, parts: Sequence[Tensor], rule: str, rng: Generator) -> list[Tensor]:
+def answer_parts(answer: Answer, parts: Sequence[Tensor], rule: str, rng: Generator) -> list[Tensor]:
     """Return the probabilities (n, K) of each part: parts are mixed by the rule `mixed`, else answered separately."""
     if rule not in RULES:
         raise unknown("batches", rule, RULES)
     if rule != "mixed":
         return [answer(part) for part in parts]
-    answers = mixing(answer, rng)(torch.cat(list(parts)))
+    answers = shuffle_inputs(answer, rng)(torch.cat(list(parts)))
     return list(answers.split_with_sizes([len(part) for part in parts]))
 
 
@@ -97,7 +97,7 @@ def is_static(net: nn.Module) -> bool:
 
 
 @torch.no_grad()
-def settled(net: nn.Module, state: Params, reference: Tensor, size: int = SIZE) -> tuple[nn.Module, Params]:
+def fix_statistics(net: nn.Module, state: Params, reference: Tensor, size: int = SIZE) -> tuple[nn.Module, Params]:
     """Return the network with fixed statistics, the means over batches of `reference` (as HeteroFL estimates them)."""
     fixed = copy.deepcopy(net).to(reference.device)
     fixed.load_state_dict(dict(state))

@@ -90,10 +90,10 @@ def shadow_sides(
             for box, batch, rows, truth in sides
         ]
 
-    def taken(batch: Batch, rows: Tensor) -> Batch:
+    def take_rows(batch: Batch, rows: Tensor) -> Batch:
         return batch if most is None and len(rows) == batch.size else batch.take(rows.to(batch.labels.device))
 
-    return [(box, taken(batch, rows), truth) for box, batch, rows, truth in sides]
+    return [(box, take_rows(batch, rows), truth) for box, batch, rows, truth in sides]
 
 
 def class_thresholds(values: Tensor, labels: Tensor, is_member: Tensor, classes: int) -> tuple[Tensor, list[int]]:

@@ -85,15 +85,15 @@ def mean_advantage(known: Tensor, members: Tensor, others: Tensor, rng: Generato
     """
     noise = spawn(rng, known.device)
 
-    def resampled(values: Tensor, number: int) -> Tensor:
+    def resample(values: Tensor, number: int) -> Tensor:
         drawn = torch.randint(len(values), (number, len(values)), generator=noise, device=values.device)
         return values[drawn]
 
     draws = []
     for start in range(0, resamples, AT_ONCE):
         number = min(AT_ONCE, resamples - start)
-        limit = resampled(known, number).mean(1, keepdim=True)
-        sides = [(resampled(side, number) > limit).double().mean(1) for side in (members, others)]
+        limit = resample(known, number).mean(1, keepdim=True)
+        sides = [(resample(side, number) > limit).double().mean(1) for side in (members, others)]
         draws.append(sides[0] - sides[1])
     low, high = torch.cat(draws).quantile(known.new_tensor([0.025, 0.975]).double()).tolist()
     limit = known.mean()
@@ -101,7 +101,7 @@ def mean_advantage(known: Tensor, members: Tensor, others: Tensor, rng: Generato
     return Estimate(value, min(low, value), max(high, value))
 
 
-def over_knowledge(inside: Tensor, outside: Tensor, known: int, rng: Generator, draws: int = 200) -> Estimate:
+def average_over_knowledge(inside: Tensor, outside: Tensor, known: int, rng: Generator, draws: int = 200) -> Estimate:
     """Return the mean advantage of the mean threshold over draws of the known members, with their 95 % range.
 
     A threshold from three known members depends strongly on the draw; an interval over the candidates alone does not
@@ -132,11 +132,11 @@ class Trial:
         return self.outsiders[: len(self.known)]
 
 
-def known_count(size: int, printed: bool = False) -> int:
+def count_known(size: int, printed: bool = False) -> int:
     """Return the number of known members of a training set: 1 %, at least 3; as printed in the paper, at most 3.
 
     Example:
-        >>> known_count(17020), known_count(120), known_count(17020, printed=True)
+        >>> count_known(17020), count_known(120), count_known(17020, printed=True)
         (170, 3, 3)
     """
     return (min if printed else max)(FEWEST, size // 100)
@@ -148,7 +148,7 @@ def trial(rows: Tensor, outside: Tensor, rng: Generator, *, printed: bool = Fals
     One half of `outside` is the attacker's own data, the other half are candidates. Raise WrongInput if the sets are
     too small for the rule.
     """
-    number, half = known_count(len(rows), printed), len(outside) // 2
+    number, half = count_known(len(rows), printed), len(outside) // 2
     left = len(rows) - (0 if whole else number)
     if number < 1 or left < 1 or half < 1 or len(outside) - half < number:
         few = f"{len(rows)} members and {len(outside)} non-members are too few"

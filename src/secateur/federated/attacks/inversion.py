@@ -27,8 +27,8 @@ from secateur import tree
 from secateur.catalogue import Choice
 from secateur.evaluation import gallery
 from secateur.evaluation.membership import flat_labels
-from secateur.evaluation.reconstruction import AttackOutcome, Scoring, attack_labels, joined, judge, summary_rows
-from secateur.federated.attacks.knowledge import describe_update, is_active, who
+from secateur.evaluation.reconstruction import AttackOutcome, Scoring, attack_labels, join_outcomes, judge, summary_rows
+from secateur.federated.attacks.knowledge import describe_clients, describe_update, is_active
 from secateur.federated.attacks.observer import NOBODY, ClientView, Observer, RoundView
 from secateur.federated.attacks.schedule import AttackSchedule, Memory, Past, SentMaskMemory, follows
 from secateur.federated.checkpoint import FederationLog
@@ -55,7 +55,7 @@ class PendingAttack(NamedTuple):
     pooled: dict[str, Any] | None  # of the rows of all clients together, if there are several
 
     @property
-    def alike(self) -> Hashable:
+    def key(self) -> Hashable:
         """The key that targets of one call share.
 
         Knowledge of one round (an active attack, a re-applied compression) restricts the call to that round.
@@ -103,7 +103,7 @@ class InversionObserver(Observer):
     def victims(self, number: int, clients: Sequence[int]) -> Sequence[int]:
         """Return the clients that an active attack is ordered to attack; none for a passive attack."""
         active = any(is_active(attack) for attack in self.attacks)
-        return self.orders.chosen(clients) if active and self.orders.attacks(number) else ()
+        return self.orders.select_clients(clients) if active and self.orders.attacks(number) else ()
 
     def __call__(self, look: RoundView) -> None:
         """Attack a round, or let the round wait for others, and remember its updates for later attacks."""
@@ -122,7 +122,7 @@ class InversionObserver(Observer):
 
     def finish(self) -> None:
         """Attack all clients that wait."""
-        groups, self.waiting = alike(self.waiting), []
+        groups, self.waiting = group_alike(self.waiting), []
         for group in groups:
             self._attack(group)
 
@@ -140,7 +140,7 @@ class InversionObserver(Observer):
 
     def _aim(self, attack: Choice, look: RoundView) -> None:
         """Record an attack's view of a round."""
-        known, mounted, seen = self.known, attack.make(), self._chosen(look)
+        known, mounted, seen = self.known, attack.make(), self._select_updates(look)
         if is_active(attack):
             tampering = derive(self.labels["seed"], "tamper", attack.name, look.round)
             net, sent = mounted.tamper(known.net, look.sent, known, tampering)
@@ -150,19 +150,19 @@ class InversionObserver(Observer):
             return
         compress = self.compress
         if compress is not None and getattr(mounted, "adaptive", "none") == "reapply":  # after the base pruning's mask
-            known = replace(known, compression=lambda grads: compress(tree.masked(grads, look.mask)))
+            known = replace(known, compression=lambda grads: compress(tree.mask_tree(grads, look.mask)))
         truths = [Batch(one.truth.inputs.to(known.mean), one.truth.labels) for one in seen]
         views = [self.following.view(one) if follows(mounted) else one.view for one in seen]
         pasts = [[past.view for past in self._history(attack, one)] for one in seen]
         targets = [[view, *past] for view, past in zip(views, pasts, strict=True)]
         knowledge, more = self._knowledge_of(known, truths), {"round": look.round, "attacked": 1}
         labels = [self._labels(attack, one, knowledge, more | {"client": one.client}) for one in seen]
-        pooled = self._pooled(attack, seen, knowledge, look.round) if len(seen) > 1 else None
+        pooled = self._label_pooled(attack, seen, knowledge, look.round) if len(seen) > 1 else None
         self.waiting.append(PendingAttack(attack, look.round, known, seen, truths, targets, labels, pooled))
 
-    def _chosen(self, look: RoundView) -> list[ClientView]:
+    def _select_updates(self, look: RoundView) -> list[ClientView]:
         """Return the updates of the clients that are ordered to be attacked; a sum is always attacked."""
-        clients = self.orders.chosen([seen.client for seen in look.seen if seen.client is not None])
+        clients = self.orders.select_clients([seen.client for seen in look.seen if seen.client is not None])
         return [seen for seen in look.seen if seen.client is None or seen.client in clients]
 
     def _report_missing(self, attack: Choice, look: RoundView, seen: Sequence[ClientView]) -> None:
@@ -179,7 +179,7 @@ class InversionObserver(Observer):
 
     def _history(self, attack: Choice, seen: ClientView) -> list[Past]:
         """Return a client's earlier rounds, the latest first; none for an active attack."""
-        return [] if is_active(attack) else self.memory.of(seen.client)
+        return [] if is_active(attack) else self.memory.recall(seen.client)
 
     def _knowledge_of(self, known: Knowledge, truths: Sequence[Batch]) -> Knowledge:
         """Return the attacker's knowledge of clients that all have equally many examples."""
@@ -198,7 +198,9 @@ class InversionObserver(Observer):
             }
         return attack_labels(self.labels, self.labels["extra"] | more | extra, attack)
 
-    def _pooled(self, attack: Choice, seen: Sequence[ClientView], known: Knowledge, number: int) -> dict[str, Any]:
+    def _label_pooled(
+        self, attack: Choice, seen: Sequence[ClientView], known: Knowledge, number: int
+    ) -> dict[str, Any]:
         """Return the labels of the rows of all clients of a round together."""
         more = {"round": number, "client": None, "attacked": len(seen)}
         labels = self._labels(attack, seen[0], known, more)
@@ -217,7 +219,7 @@ class InversionObserver(Observer):
         when = f"round {first.round}" if len(group) == 1 else f"rounds {first.round} to {group[-1].round}"
         clients = [one for aimed in group for one in aimed.seen]
         with progress(
-            f"{attack} on {who(clients)} in {when}", getattr(mounted, "iterations", None), rate=True
+            f"{attack} on {describe_clients(clients)} in {when}", getattr(mounted, "iterations", None), rate=True
         ) as advance:
             guesses |= mounted.reconstruct(targets, known, generators, NullWatcher(advance))
         seconds, number = (time.monotonic() - begun) / len(targets), count()
@@ -226,7 +228,7 @@ class InversionObserver(Observer):
             for one, truth, outcome, labels in zip(aimed.seen, aimed.truths, outcomes, aimed.labels, strict=True):
                 self._report(attack, one, truth, outcome, known, labels)
             if aimed.pooled is not None:
-                self.log.rows += self._rows(aimed.pooled, joined(outcomes))
+                self.log.rows += self._rows(aimed.pooled, join_outcomes(outcomes))
 
     def _report(
         self,
@@ -246,7 +248,7 @@ class InversionObserver(Observer):
         if attack == self.attacks[0]:
             pixels, names = known.pixels(truth.inputs), truth.labels.tolist()
             self.log.figures += gallery.truths(shown, number, pixels, names, self.images)
-        self.log.figures += gallery.shown(shown, [number], outcome, self.images)
+        self.log.figures += gallery.draw_figures(shown, [number], outcome, self.images)
 
     def _rows(self, labels: dict[str, Any], outcome: AttackOutcome) -> list[Row]:
         """Return the summary rows of an outcome, with the caution in the note of the PSNR."""
@@ -264,9 +266,9 @@ class InversionObserver(Observer):
         return seen.round * int(self.labels["extra"]["clients"]) + (seen.client or 0)
 
 
-def alike(waiting: Iterable[PendingAttack]) -> list[list[PendingAttack]]:
+def group_alike(waiting: Iterable[PendingAttack]) -> list[list[PendingAttack]]:
     """Group targets that one call of an attack can take together."""
     groups: dict[Hashable, list[PendingAttack]] = {}
     for aimed in waiting:
-        groups.setdefault(aimed.alike, []).append(aimed)
+        groups.setdefault(aimed.key, []).append(aimed)
     return list(groups.values())

@@ -38,7 +38,7 @@ def knowledge_of(net: nn.Module, data: Dataset, terms: FederationSpec, device: t
     check_pictures(data)
     if terms.local.steps is None:
         raise WrongInput("local_epochs", "cannot be combined with an attack on updates; use local_steps")
-    if not terms.local.plain:
+    if not terms.local.is_plain:
         raise WrongInput("momentum", "must be 0, as weight_decay, for an attack on updates")
     mean, std = scale(data.mean, data.std, data.inputs[: data.train_size])
     normalises = any(isinstance(module, _BatchNorm) for module in net.modules())
@@ -93,10 +93,10 @@ def describe_update(
     extra = {"batch_size": known.batch_size, "stage": f"round {seen.round}", "update": sends(known, seen)}
     extra |= {"labels": "inferred" if known.labels is None else "oracle"}
     extra |= {"threat": attack.method.info["threat"], "active": is_active(attack)}
-    same = all(_same(seen.rows, earlier.rows, known.local_steps == 1) for earlier in past)
+    same = all(_have_same_rows(seen.rows, earlier.rows, known.local_steps == 1) for earlier in past)
     if remembers:
         extra |= {"history": len(past) + 1, "same_rows": same}
-    return extra | {"knows": ", ".join(_known(seen, past, known, same))}
+    return extra | {"knows": ", ".join(_describe_known(seen, past, known, same))}
 
 
 def sends(known: Knowledge, seen: ClientView) -> str:
@@ -106,7 +106,7 @@ def sends(known: Knowledge, seen: ClientView) -> str:
     return whole if seen.client is not None else f"the average of {len(seen.clients)} clients' {whole}"
 
 
-def _known(seen: ClientView, past: Sequence[Past], known: Knowledge, same: bool) -> list[str]:
+def _describe_known(seen: ClientView, past: Sequence[Past], known: Knowledge, same: bool) -> list[str]:
     """Return the attacker's knowledge as phrases."""
     size = known.batch_size
     phrases = ["one example an update" if size == 1 else f"{size} examples an update", "how pixels become inputs"]
@@ -119,14 +119,14 @@ def _known(seen: ClientView, past: Sequence[Past], known: Knowledge, same: bool)
     return phrases + ([f"that it is the sum of {len(seen.clients)} clients"] if seen.client is None else [])
 
 
-def _same(rows: Tensor, others: Tensor, one_step: bool) -> bool:
+def _have_same_rows(rows: Tensor, others: Tensor, one_step: bool) -> bool:
     """Return True if two rounds held the same examples: after one step in any order, else in the same order."""
     if one_step:
         rows, others = rows.sort().values, others.sort().values
     return rows.shape == others.shape and bool((rows == others).all())
 
 
-def who(seen: Sequence[ClientView]) -> str:
+def describe_clients(seen: Sequence[ClientView]) -> str:
     """Return a description of the clients of one call of an attack."""
     if seen[0].client is None:
         return f"the sum of {len(seen[0].clients)} clients"

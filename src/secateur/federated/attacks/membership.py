@@ -32,7 +32,7 @@ from torch.special import log_ndtr
 from secateur import tree
 from secateur.attacks.membership.lira import MANY, NARROWEST, margin
 from secateur.attacks.membership.thresholds import negative_cross_entropy
-from secateur.attacks.membership.yeom import Trial, known_count, mean_advantage, trial
+from secateur.attacks.membership.yeom import Trial, count_known, mean_advantage, trial
 from secateur.data.dataset import Dataset
 from secateur.errors import NotFinite, WrongInput, unknown
 from secateur.federated.attacks.observer import NOBODY, ClientView, Observer, RoundView
@@ -85,7 +85,7 @@ class MembershipObserver(Observer):
 
     def __call__(self, look: RoundView) -> None:
         """Attack the chosen clients of a round, and remember the round's log odds for later attacks."""
-        chosen = self.orders.chosen([seen.client for seen in look.seen if seen.client is not None])
+        chosen = self.orders.select_clients([seen.client for seen in look.seen if seen.client is not None])
         if self.orders.attacks(look.round) and not look.seen:
             extra = self.labels["extra"] | {"round": look.round, "client": None}
             for attack in self.attacks:
@@ -100,7 +100,7 @@ class MembershipObserver(Observer):
     def state(self) -> tuple[Params, Any]:
         """Return the remembered rounds."""
         rounds = {f"{client}.{age}": o._asdict() for client, past in self.past.items() for age, o in enumerate(past)}
-        return tree.nested(rounds), {str(client): len(past) for client, past in self.past.items()}
+        return tree.nest(rounds), {str(client): len(past) for client, past in self.past.items()}
 
     def load(self, tensors: Params, data: Any) -> None:
         """Restore the result of `state`."""
@@ -113,7 +113,7 @@ class MembershipObserver(Observer):
         """Score the candidates of one client; if `asked`, add the rows of the attacks."""
         members = torch.cat([self.terms.shares[client] for client in seen.clients])
         outside = torch.arange(self.train_size, len(self.batch.labels))
-        drawn = asked_about(members, outside, derive(self.labels["seed"], "membership", *seen.clients))
+        drawn = draw_trial(members, outside, derive(self.labels["seed"], "membership", *seen.clients))
         if isinstance(drawn, str):
             self._report_nothing(look, seen, asked, drawn)
             return
@@ -127,7 +127,7 @@ class MembershipObserver(Observer):
         if "lira" in self.attacks and seen.client is not None:
             others = [self._probabilities(look, other, batch) for other in look.seen if other is not seen]
             margins = [margin(other, batch.labels) for other in others if other is not None]
-            now = Observed(margin(probabilities, batch.labels), _stacked(margins, probabilities))
+            now = Observed(margin(probabilities, batch.labels), _stack(margins, probabilities))
             rounds = [now, *self.past.get(seen.client, [])][: self.orders.history]
             self.past[seen.client] = rounds
             if asked:
@@ -140,7 +140,7 @@ class MembershipObserver(Observer):
 
     def _probabilities(self, look: RoundView, seen: ClientView, batch: Batch) -> Tensor | None:
         """Return a client's (N, classes) probabilities; None if not finite, as with weights that are too large."""
-        state = look.sent | sent_model(look, seen, self.terms.local.learning_rate) | seen.buffers
+        state = look.sent | rebuild_model(look, seen, self.terms.local.learning_rate) | seen.buffers
         dtype = next(iter(seen.view.update.values.values())).dtype
         try:
             return logits(self.net, state, batch.inputs.to(dtype)).softmax(1)
@@ -170,7 +170,7 @@ class MembershipObserver(Observer):
         """Return the labels of the rows of one attack on one client."""
         size = sum(len(self.terms.shares[client]) for client in seen.clients)
         extra = self.labels["extra"] | {"round": look.round, "client": seen.client, "threat": THREAT, "rows": size}
-        extra |= {"known": known_count(size), "history": rounds, "shown": len(seen.clients)}
+        extra |= {"known": count_known(size), "history": rounds, "shown": len(seen.clients)}
         return self.labels | {"attack": attack, "adaptive": False, "extra": extra}
 
 
@@ -179,7 +179,7 @@ def check_membership(attacks: Sequence[str], data: Dataset, terms: FederationSpe
     if wrong := [attack for attack in attacks if attack not in ATTACKS]:
         raise unknown("membership", wrong[0], ATTACKS)
     largest, outside = max(terms.shares, key=len), torch.arange(data.train_size, len(data.inputs))
-    if isinstance(reason := asked_about(largest, outside, derive(0, "check")), str):
+    if isinstance(reason := draw_trial(largest, outside, derive(0, "check")), str):
         raise WrongInput("membership", f"no client has enough examples: {reason}")
     if "lira" in attacks and terms.view == "sum":
         raise WrongInput("membership", "lira compares a client with others, and view: sum shows none; use yeom")
@@ -187,7 +187,7 @@ def check_membership(attacks: Sequence[str], data: Dataset, terms: FederationSpe
         raise WrongInput("per_round", f"{terms.per_round} is not allowed with lira; must be at least {FEWEST}")
 
 
-def asked_about(rows: Tensor, outside: Tensor, rng: Generator) -> Trial | str:
+def draw_trial(rows: Tensor, outside: Tensor, rng: Generator) -> Trial | str:
     """Return the trial's rows, or the reason why there can be no trial."""
     try:
         return trial(rows, outside, rng)
@@ -195,7 +195,7 @@ def asked_about(rows: Tensor, outside: Tensor, rng: Generator) -> Trial | str:
         return error.message
 
 
-def sent_model(look: RoundView, seen: ClientView, rate: float) -> Params:
+def rebuild_model(look: RoundView, seen: ClientView, rate: float) -> Params:
     """Return the parameters that a client ended at; a withheld weight has the value that the server sent."""
     sent, update = look.sent, seen.view.update
     if isinstance(update, Gradient):
@@ -226,6 +226,6 @@ def scores(rounds: Sequence[Observed]) -> Tensor | None:
     return torch.stack(by_round).mean(0)
 
 
-def _stacked(values: Sequence[Tensor], like: Tensor) -> Tensor:
+def _stack(values: Sequence[Tensor], like: Tensor) -> Tensor:
     """Return the values as (M, N), also where there are none."""
     return torch.stack(list(values)) if values else like.new_zeros(0, len(like), dtype=torch.float64)

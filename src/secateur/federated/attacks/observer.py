@@ -26,11 +26,11 @@ from secateur import tree
 from secateur.defenses.withholding import Rates
 from secateur.errors import WrongInput
 from secateur.federated.client_training import BroadcastModel, Rows
-from secateur.federated.client_turn import ClientTurn, flat
+from secateur.federated.client_turn import ClientTurn, flatten_rows
 from secateur.federated.faults import Fault
 from secateur.federated.sampling import SampledClients
 from secateur.federated.spec import FederationSpec
-from secateur.functional import joined, split
+from secateur.functional import join_state, split
 from secateur.interfaces import Batch, Gradient, Mask, Params, ServerView, Weights
 
 if TYPE_CHECKING:
@@ -135,7 +135,7 @@ class Observers:
     def __init__(self, observers: Sequence[Observer]) -> None:
         self.observers = list(observers)
 
-    def looking(self, number: int) -> list[Observer]:
+    def select_observers(self, number: int) -> list[Observer]:
         """Return the observers that look at a round."""
         return [observer for observer in self.observers if observer.looks(number)]
 
@@ -152,7 +152,7 @@ class Observers:
     def state(self) -> tuple[Params, list[Any]]:
         """Return the state of all observers."""
         kept = [observer.state() for observer in self.observers]
-        return tree.nested({index: tensors for index, (tensors, _) in enumerate(kept)}), [data for _, data in kept]
+        return tree.nest({index: tensors for index, (tensors, _) in enumerate(kept)}), [data for _, data in kept]
 
     def load(self, tensors: Params, data: Sequence[Any]) -> None:
         """Restore the result of `state`."""
@@ -169,7 +169,7 @@ class RoundObservers(Observers):
 
     def victims(self, number: int, clients: Sequence[int]) -> set[int]:
         """Return the clients that are sent a changed model in this round."""
-        return {client for observer in self.looking(number) for client in observer.victims(number, clients)}
+        return {client for observer in self.select_observers(number) for client in observer.victims(number, clients)}
 
     def show(
         self,
@@ -180,7 +180,7 @@ class RoundObservers(Observers):
         gathered: RoundSums,
     ) -> None:
         """Show a round to the observers that look at it."""
-        if not self.looking(number):
+        if not self.select_observers(number):
             return
         federation = self.federation
         sent, mask = federation.server.received, tree.clone(federation.server.mask)
@@ -188,20 +188,20 @@ class RoundObservers(Observers):
         if federation.terms.view == "sum":
             seen = [self._sum(number, sent, arrived, gathered)] if arrived else []
         else:
-            seen = [self._seen(number, sent, one) for one in arrived]
-        for observer in self.looking(number):
+            seen = [self._view_client(number, sent, one) for one in arrived]
+        for observer in self.select_observers(number):
             victims = [c for c in observer.victims(number, drawn.clients) if faults.get(c) == "tampered"]
 
-            def asked(net: nn.Module, state: Params, victims: Sequence[int] = victims) -> list[ClientView]:
+            def ask_victims(net: nn.Module, state: Params, victims: Sequence[int] = victims) -> list[ClientView]:
                 turned = answers(federation, number, drawn, net, state, victims)
-                return [self._seen(number, state, Arrived(*one)) for one in turned]
+                return [self._view_client(number, state, Arrived(*one)) for one in turned]
 
-            observer(RoundView(number, sent, mask, seen, asked))
+            observer(RoundView(number, sent, mask, seen, ask_victims))
 
-    def _seen(self, number: int, sent: Params, one: Arrived) -> ClientView:
+    def _view_client(self, number: int, sent: Params, one: Arrived) -> ClientView:
         """Return one client's update as the server sees it."""
-        rows = flat(one.rows)
-        view = ServerView(sent, as_sent(self.federation.terms, sent, tree.clone(one.values)))
+        rows = flatten_rows(one.rows)
+        view = ServerView(sent, convert_update(self.federation.terms, sent, tree.clone(one.values)))
         truth = self.federation.examples(rows)
         return ClientView(number, one.client, view, truth, rows, tree.clone(one.buffers), (one.client,))
 
@@ -210,13 +210,13 @@ class RoundObservers(Observers):
         federation, server = self.federation, self.federation.server
         values, statistics = server.mean_of(gathered), server.statistics_of(gathered)
         steps = [one.rows for one in arrived if isinstance(one.rows, Tensor)]
-        rows = torch.cat(steps, 1).flatten() if steps else torch.cat([flat(one.rows) for one in arrived])
-        view = ServerView(sent, as_sent(federation.terms, sent, tree.clone(values)))
+        rows = torch.cat(steps, 1).flatten() if steps else torch.cat([flatten_rows(one.rows) for one in arrived])
+        view = ServerView(sent, convert_update(federation.terms, sent, tree.clone(values)))
         clients = tuple(one.client for one in arrived)
         return ClientView(number, None, view, federation.examples(rows), rows, statistics, clients)
 
 
-def as_sent(terms: FederationSpec, sent: Params, values: Params) -> Gradient | Weights:
+def convert_update(terms: FederationSpec, sent: Params, values: Params) -> Gradient | Weights:
     """Return an update as an attack takes it; gradients of several steps become the weights that they lead to."""
     if not terms.sends_gradients:
         return Weights(values)
@@ -234,7 +234,7 @@ def answers(
     for client, rows in zip(drawn.clients, drawn.rows, strict=True):
         if client not in victims:
             continue
-        held = _renamed(federation.states.get(client, {}), turns.init(), list(federation.server.weights), server.prefix)
+        held = _rename(federation.states.get(client, {}), turns.init(), list(federation.server.weights), server.prefix)
         update = next(turns([turns.inputs(federation.seed, number, client, rows, held, "tampered")], number))
         yield client, rows, update.values, update.buffers
 
@@ -255,7 +255,7 @@ class Changed:
     @property
     def received(self) -> Params:
         """The tensors that a victim is sent."""
-        return joined(self.net, self.model.params | self.model.buffers)
+        return join_state(self.net, self.model.params | self.model.buffers)
 
 
 def prefix_of(original: Params, changed: Params) -> str:
@@ -273,7 +273,7 @@ def prefix_of(original: Params, changed: Params) -> str:
     raise WrongInput("attack", "its model does not hold the federation's network, so clients cannot train it")
 
 
-def _renamed(state: Params, fresh: Params, names: Sequence[str], prefix: str) -> Params:
+def _rename(state: Params, fresh: Params, names: Sequence[str], prefix: str) -> Params:
     """Return a client's state by the changed network's names; new entries are as before a first round."""
     renamed = dict(fresh)
     for key, value in state.items():

@@ -45,18 +45,18 @@ class AttackSchedule:
         """Return the attacked rounds among 1..`last`."""
         return [number for number in range(1, last + 1) if self.attacks(number)]
 
-    def chosen(self, clients: Sequence[int]) -> list[int]:
+    def select_clients(self, clients: Sequence[int]) -> list[int]:
         """Return the attacked clients among these, in their order.
 
         Example:
-            >>> [AttackSchedule(who=who).chosen([7, 3, 5]) for who in (2, (5, 7), "all")]
+            >>> [AttackSchedule(who=who).select_clients([7, 3, 5]) for who in (2, (5, 7), "all")]
             [[7, 3], [7, 5], [7, 3, 5]]
         """
         if isinstance(self.who, tuple):
             return [client for client in clients if client in self.who]
         return list(clients) if self.who == "all" else list(clients)[: self.who]
 
-    def remembered(
+    def plan_memory(
         self, last: int, drawn: Callable[[int], Sequence[int]], back: int | None = None
     ) -> dict[int, set[int]]:
         """Return, by round, the clients whose updates a later attack will use.
@@ -73,7 +73,9 @@ class AttackSchedule:
         back = self.history - 1 if back is None else back
         for number in self.rounds(last) if back else ():
             clients = drawn(number)  # all sampled clients: the first may not answer
-            missing_rounds = dict.fromkeys(self.chosen(clients) if isinstance(self.who, tuple) else clients, back)
+            missing_rounds = dict.fromkeys(
+                self.select_clients(clients) if isinstance(self.who, tuple) else clients, back
+            )
             for earlier in range(number - 1, 0, -1):
                 if not missing_rounds:
                     break
@@ -101,8 +103,8 @@ def check_orders(orders: AttackSchedule, terms: FederationSpec, seed: int) -> No
     if wrong := [client for client in orders.who if not 0 <= client < len(terms.shares)]:
         raise WrongInput("attack_clients", f"client {wrong[0]} is not allowed; must be in [0, {len(terms.shares) - 1}]")
     sampler = sampler_of(terms, seed)
-    if not any(orders.chosen(sampler.clients(number)) for number in orders.rounds(terms.rounds)):
-        present = [n for n in range(1, min(terms.rounds, 1000) + 1) if orders.chosen(sampler.clients(n))][:5]
+    if not any(orders.select_clients(sampler.clients(number)) for number in orders.rounds(terms.rounds)):
+        present = [n for n in range(1, min(terms.rounds, 1000) + 1) if orders.select_clients(sampler.clients(n))][:5]
         advice = f"they do in {', '.join(map(str, present))}" if present else "raise per_round or rounds"
         raise WrongInput("attack_clients", f"none of them takes part in an attacked round of seed {seed}; {advice}")
 
@@ -123,7 +125,7 @@ class Memory:
         self.kept = kept  # by round: the clients that are remembered
         self.past: dict[int, list[Past]] = {}  # by client, the latest first
 
-    def of(self, client: int | None) -> list[Past]:
+    def recall(self, client: int | None) -> list[Past]:
         """Return a client's remembered rounds, the latest first."""
         return [] if client is None else self.past.get(client, [])
 
@@ -131,7 +133,7 @@ class Memory:
         """Remember the updates that a later attack will use."""
         for seen in look.seen:
             if seen.client is not None and seen.client in self.kept.get(look.round, ()):
-                past = [Past(look.round, seen.view, seen.rows), *self.of(seen.client)]
+                past = [Past(look.round, seen.view, seen.rows), *self.recall(seen.client)]
                 self.past[seen.client] = past[: self.depth]
 
     def state(self) -> tuple[Params, Any]:
@@ -140,12 +142,12 @@ class Memory:
         for client, past in self.past.items():
             for age, one in enumerate(past):
                 view = {"sent": one.view.sent, "update": one.view.update.values, "rows": {"": one.rows}}
-                parts[f"{client}.{age}"] = tree.nested(view)
+                parts[f"{client}.{age}"] = tree.nest(view)
         kinds = {
             str(client): [[one.round, isinstance(one.view.update, Gradient)] for one in past]
             for client, past in self.past.items()
         }
-        return tree.nested(parts), kinds
+        return tree.nest(parts), kinds
 
     def load(self, tensors: Params, data: Any) -> None:
         """Restore the result of `state`."""
@@ -185,7 +187,7 @@ class SentMaskMemory:
 
     def state(self) -> Params:
         """Return masks by client and name."""
-        return tree.nested({"lacking": tree.nested(self.lacking)})
+        return tree.nest({"lacking": tree.nest(self.lacking)})
 
     def load(self, tensors: Params) -> None:
         """Restore the result of `state`; ignore other tensors."""

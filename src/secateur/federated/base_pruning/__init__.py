@@ -64,11 +64,11 @@ class BasePruning(ABC):
         return mask
 
 
-def removed(rate: float, total: int) -> int:
+def count_removed(rate: float, total: int) -> int:
     """Return the number of weights that a rate removes of `total`.
 
     Example:
-        >>> removed(0.3, 99)
+        >>> count_removed(0.3, 99)
         29
     """
     return int(rate * total)
@@ -79,7 +79,7 @@ def total_of(mask: Mask) -> int:
     return sum(keep.numel() for keep in mask.values())
 
 
-def drawn(mask: Mask, rng: Generator) -> dict[str, Tensor]:
+def draw_uniform(mask: Mask, rng: Generator) -> dict[str, Tensor]:
     """Return uniform draws for every weight of a mask; float64, so that ties do not occur."""
     return {
         name: torch.rand(keep.shape, generator=rng, device=rng.device, dtype=torch.float64).to(keep.device)

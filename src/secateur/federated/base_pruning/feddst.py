@@ -11,9 +11,9 @@ from torch import Generator, Tensor, nn
 
 from secateur import tree
 from secateur.catalogue import method
-from secateur.defenses.selection import largest
+from secateur.defenses.selection import mask_largest
 from secateur.errors import check_numbers
-from secateur.federated.base_pruning import BasePruning, drawn, removed
+from secateur.federated.base_pruning import BasePruning, count_removed, draw_uniform
 from secateur.interfaces import Batch, Mask, Params
 from secateur.pruning.masks import weights_of
 
@@ -40,7 +40,7 @@ class FedDST(BasePruning):
     def start(self, net: nn.Module, state: Params, batch: Batch, rng: Generator) -> Mask:
         """Return a random mask with the Erdos-Renyi-Kernel densities."""
         dense = {name: torch.ones_like(state[name], dtype=torch.bool) for name in weights_of(net)}
-        return _largest(drawn(dense, rng), erk(dense, self.rate))
+        return _mask_largest(draw_uniform(dense, rng), erk(dense, self.rate))
 
     def adjust(
         self, weights: Params, mask: Mask, squares: Params | None, round: int, rng: Generator
@@ -48,8 +48,8 @@ class FedDST(BasePruning):
         """Keep the largest weights of each layer, at the server."""
         if not self.adjusts(round):
             return weights, mask
-        chosen = _largest({name: weights[name].abs() for name in mask}, erk(mask, self.rate))
-        return tree.masked(weights, chosen), chosen
+        chosen = _mask_largest({name: weights[name].abs() for name in mask}, erk(mask, self.rate))
+        return tree.mask_tree(weights, chosen), chosen
 
     def local(self, weights: Params, gradient: Params, mask: Mask, round: int, rng: Generator | None = None) -> Mask:
         """Prune and grow a client's mask; a weight that was just pruned may be grown again and then keeps its value."""
@@ -59,14 +59,14 @@ class FedDST(BasePruning):
         for name, number in erk(mask, self.rate).items():
             fewer = number - round_down(self.alpha * number)
             keep = mask[name].flatten()
-            stays = largest(torch.where(keep, weights[name].abs().flatten(), -1), fewer)
-            grown = largest(torch.where(stays, -1, gradient[name].abs().flatten()), number - fewer)
+            stays = mask_largest(torch.where(keep, weights[name].abs().flatten(), -1), fewer)
+            grown = mask_largest(torch.where(stays, -1, gradient[name].abs().flatten()), number - fewer)
             chosen[name] = (stays | grown).view(mask[name].shape)
         return chosen
 
 
-def _largest(values: Mapping[str, Tensor], numbers: Mapping[str, int]) -> Mask:
-    return {name: largest(value.flatten(), numbers[name]).view(value.shape) for name, value in values.items()}
+def _mask_largest(values: Mapping[str, Tensor], numbers: Mapping[str, int]) -> Mask:
+    return {name: mask_largest(value.flatten(), numbers[name]).view(value.shape) for name, value in values.items()}
 
 
 def round_down(value: float) -> int:
@@ -88,7 +88,7 @@ def erk(mask: Mask, rate: float) -> dict[str, int]:
     sides = {name: sum(keep.shape) for name, keep in mask.items()}
     sizes = {name: keep.numel() for name, keep in mask.items()}
     total = sum(sizes.values())
-    wanted = total - removed(rate, total)
+    wanted = total - count_removed(rate, total)
     dense: set[str] = set()
     while True:
         rest = wanted - sum(sizes[name] for name in dense)

@@ -15,7 +15,7 @@ from torch import Generator, nn
 
 from secateur.catalogue import method
 from secateur.errors import WrongInput
-from secateur.federated.base_pruning import BasePruning, drawn
+from secateur.federated.base_pruning import BasePruning, draw_uniform
 from secateur.interfaces import Batch, Mask, Params, Pruner
 from secateur.pruning.masks import prune_lowest, weights_of
 from secateur.pruning.scores import Grasp, Random, Snip, SynFlow
@@ -91,7 +91,7 @@ class RandomPruning(OneShot):
         """Return the weights as they are, and another random mask in rounds that adjust."""
         if not self.adjusts(round):
             return weights, mask
-        return weights, prune_lowest(drawn(mask, rng), self.rate, "global")
+        return weights, prune_lowest(draw_uniform(mask, rng), self.rate, "global")
 
 
 @method("base-pruning", "none", "-", cycles="never", at_client=False)

@@ -19,13 +19,13 @@ from torch import Generator, Tensor, nn
 
 from secateur import tree
 from secateur.catalogue import method
-from secateur.defenses.selection import largest
+from secateur.defenses.selection import mask_largest
 from secateur.errors import WrongInput, check_number, check_numbers, check_whole, check_wholes
-from secateur.federated.base_pruning import BasePruning, removed, total_of
+from secateur.federated.base_pruning import BasePruning, count_removed, total_of
 from secateur.federated.client_training import binary_cross_entropy
 from secateur.functional import Ask, Functional, split
 from secateur.interfaces import Batch, Mask, Params
-from secateur.pruning.masks import LAYERS, one_of, weights_of
+from secateur.pruning.masks import LAYERS, check_name, weights_of
 
 STEPS = 5  # local steps of a round
 COMMUNICATION = 5.561621e-6  # seconds of a weight in a round
@@ -101,8 +101,8 @@ class PruneFL(BasePruning):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        one_of("hold", self.hold, get_args(Hold))
-        one_of("squares", self.squares, get_args(Squares))
+        check_name("hold", self.hold, get_args(Hold))
+        check_name("squares", self.squares, get_args(Squares))
         check_wholes(self, "halving", "samples", "batch_size")
         check_whole("iterations", self.iterations, self.every)
         check_numbers(self, "(0, 1)", "fraction")
@@ -134,9 +134,9 @@ class PruneFL(BasePruning):
         stable = 0
         for _ in range(self.iterations // self.every):
             summed = pruning._train(function, asks, params, buffers, mask, batch, rng)
-            before = tree.kept(mask)
-            mask = pruning._adjusted(params, mask, summed, 0)
-            stable = stable + 1 if abs(tree.kept(mask) / before - 1) < CHANGE else 0
+            before = tree.kept_share(mask)
+            mask = pruning._adjust(params, mask, summed, 0)
+            stable = stable + 1 if abs(tree.kept_share(mask) / before - 1) < CHANGE else 0
             if stable == STABLE:
                 break
         return mask
@@ -149,7 +149,7 @@ class PruneFL(BasePruning):
             return weights, mask
         if squares is None:
             raise WrongInput("squares", "are missing: PruneFL chooses by the clients' squared gradients")
-        return weights, self._adjusted(weights, mask, squares, round)
+        return weights, self._adjust(weights, mask, squares, round)
 
     def _train(
         self,
@@ -165,7 +165,7 @@ class PruneFL(BasePruning):
         summed = {name: torch.zeros_like(params[name]) for name in mask}
         for _ in range(self.every):
             rows = torch.randperm(batch.size, generator=rng)[: self.batch_size].to(batch.labels.device)
-            leaves = {name: value.requires_grad_() for name, value in tree.masked(tree.clone(params), mask).items()}
+            leaves = {name: value.requires_grad_() for name, value in tree.mask_tree(tree.clone(params), mask).items()}
             noise = [ask.draw(rng).to(rows.device) for ask in asks]
             loss = binary_cross_entropy(function(leaves | buffers, batch.inputs[rows], noise), batch.labels[rows])
             grads = torch.autograd.grad(loss, list(leaves.values()), allow_unused=True, materialize_grads=True)
@@ -176,10 +176,10 @@ class PruneFL(BasePruning):
                 value -= self.learning_rate * grad
         return summed
 
-    def _adjusted(self, weights: Params, mask: Mask, summed: Params, round: int) -> Mask:
+    def _adjust(self, weights: Params, mask: Mask, summed: Params, round: int) -> Mask:
         """Return the mask after one adjustment by the summed squares."""
         times = self._times(mask)
-        wanted = total_of(mask) - removed(self.rate, total_of(mask))
+        wanted = total_of(mask) - count_removed(self.rate, total_of(mask))
         share = self.fraction * 0.5 ** (round / self.halving)
         numbers = {name: int(keep.sum()) for name, keep in mask.items()}
         excess = 1 - wanted / max(1, sum(numbers.values())) if self.hold == "rate" else 0.0
@@ -187,12 +187,12 @@ class PruneFL(BasePruning):
         for name, number in numbers.items():
             candidates = min(max(int(share * number), math.ceil(excess * number)), max(0, number - 1))
             magnitudes = torch.where(mask[name], weights[name].abs(), -1).flatten()
-            stays[name] = largest(magnitudes, number - candidates)
+            stays[name] = mask_largest(magnitudes, number - candidates)
         kept = torch.cat(list(stays.values()))
         gained = torch.cat([summed[name].flatten().double() for name in mask])
         spent = torch.cat([gained.new_full((mask[n].numel(),), t) for n, t in zip(mask, times.weights, strict=True)])
         if self.hold == "rate":
-            chosen = kept | largest(torch.where(kept, -1, gained / spent), wanted - int(kept.sum()))
+            chosen = kept | mask_largest(torch.where(kept, -1, gained / spent), wanted - int(kept.sum()))
         else:
             chosen = greedy(kept, gained, spent, times.constant)
         parts = torch.split_with_sizes(chosen, [keep.numel() for keep in mask.values()])
@@ -201,7 +201,7 @@ class PruneFL(BasePruning):
     def _times(self, mask: Mask) -> Times:
         """Return the times in use: those given, else those measured, else equal ones."""
         if not self.seconds:
-            return measured([keep.shape for keep in mask.values()]) or equal(len(mask))
+            return read_times([keep.shape for keep in mask.values()]) or equal(len(mask))
         if len(self.seconds) != len(mask):
             raise WrongInput("seconds", f"has {len(self.seconds)} layers, and the model {len(mask)} that are pruned")
         return Times(self.seconds, self.constant)
@@ -229,14 +229,14 @@ def greedy(kept: Tensor, gained: Tensor, spent: Tensor, constant: float) -> Tens
 def times_of(net: nn.Module, input_shape: tuple[int, ...]) -> Times:
     """Return the measured times of a network, else times by FLOPs."""
     weights = weights_of(net)
-    known = measured([weight.shape for weight in weights.values()])
+    known = read_times([weight.shape for weight in weights.values()])
     if known is not None:
         return known
     places = places_of(net, input_shape)
     return _round([PER_PLACE * places[name] for name in weights], 0.0)
 
 
-def measured(shapes: Sequence[Sequence[int]]) -> Times | None:
+def read_times(shapes: Sequence[Sequence[int]]) -> Times | None:
     """Return the measured times of weights of these shapes, for any number of classes; None if not measured."""
     *inner, last = (tuple(shape) for shape in shapes)
     step = MEASURED.get((*inner, last[1:]))

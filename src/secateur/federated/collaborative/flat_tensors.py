@@ -37,7 +37,7 @@ class Flat:
             self.tail = self.size if name in self.filters else self.tail
         self.sizes = tuple(like[name].numel() for name in self.starts)  # in the order of the row
 
-    def new(self, users: int, dtype: torch.dtype | None = None) -> Tensor:
+    def allocate(self, users: int, dtype: torch.dtype | None = None) -> Tensor:
         """Return (users, N) zeros."""
         return self.zeros.new_zeros((users, self.size), dtype=dtype)
 
@@ -49,7 +49,7 @@ class Flat:
             for name, shape in self.shapes.items()
         }
 
-    def turned(self, rows: Tensor) -> Params:
+    def channels_last_views(self, rows: Tensor) -> Params:
         """Return the same as `views` for rows with filters in channels_last, as a backward leaves them."""
         views = self.views(rows)
         for name in self.filters:
@@ -60,7 +60,7 @@ class Flat:
 
     def pairs(self, plain: Tensor, turned: Tensor) -> list[tuple[Tensor, Tensor]]:
         """Return views of equal entries in plain and turned rows: each filter, and the rest, which lies alike."""
-        to, of = self.views(plain), self.turned(turned)
+        to, of = self.views(plain), self.channels_last_views(turned)
         rest = plain[..., self.tail :], turned[..., self.tail :]
         return [*((to[name], of[name]) for name in self.filters), rest]
 
@@ -94,7 +94,7 @@ class Statistics:
     """
 
     def __init__(self, structure: nn.Module, buffers: Params, users: int) -> None:
-        self.groups = grouped(buffers, _rules(structure, buffers))
+        self.groups = group_tensors(buffers, _rules(structure, buffers))
         named = [flat.views(row[0]) for _, flat, row in self.groups]
         self.buffers: Params = {name: next(group[name] for group in named if name in group) for name in buffers}
         self.users = users
@@ -103,7 +103,7 @@ class Statistics:
         """Return copies of the buffers for all users, (users, N) a group: a forward changes them."""
         return [row.repeat(self.users, 1) for _, _, row in self.groups]
 
-    def of(self, user: int, copies: list[Tensor]) -> Params:
+    def buffers_of(self, user: int, copies: list[Tensor]) -> Params:
         """Return one user's buffers by name, without the counts of batches."""
         views: Params = {}
         for (rule, flat, _), rows in zip(self.groups, copies, strict=True):
@@ -117,7 +117,7 @@ class Statistics:
             row.copy_(row[0] + 1 if rule == COUNTED else rows.mean(0) if rule == AVERAGED else rows[0])
 
 
-def grouped(tensors: Params, rules: dict[str, str]) -> list[tuple[str, Flat, Tensor]]:
+def group_tensors(tensors: Params, rules: dict[str, str]) -> list[tuple[str, Flat, Tensor]]:
     """Group tensors of one rule and one dtype: the rule, the layout, and (1, N) copies."""
     keys: Sequence[tuple[str, torch.dtype]] = [(rules[name], value.dtype) for name, value in tensors.items()]
     groups = []

@@ -31,10 +31,10 @@ def measure(grads: Params, whole: Params, sent: Params) -> Measured:
     """Compare X = gradient + residual (`whole`), which was to be sent, with the sent C(X)."""
     lost = torch._foreach_sub(list(whole.values()), list(sent.values()))
     before = _squares(list(whole.values()))
-    return measured(before.sum() if whole is grads else square(grads), before, _squares(list(lost)))
+    return measure_norms(before.sum() if whole is grads else square(grads), before, _squares(list(lost)))
 
 
-def measured(gradient: Tensor, before: Tensor, missing: Tensor) -> Measured:
+def measure_norms(gradient: Tensor, before: Tensor, missing: Tensor) -> Measured:
     """Return the measurements from squared norms.
 
     Args:
@@ -77,16 +77,16 @@ class TrainingStats:
             return flat.zeros.new_zeros(shape, dtype=torch.float64)
 
         self.sums, self.largest = {name: zeros() for name in ("loss", "inside", "lies")}, zeros(len(LARGEST))
-        self.rows = flat.new(users, torch.bool).logical_not_()
+        self.rows = flat.allocate(users, torch.bool).logical_not_()
         self.unsent: list[Mask] = [flat.views(row) for row in self.rows]
         self.entries = sum(shape.numel() for shape in flat.shapes.values())
 
-    def sent(self, user: int, sent: Params) -> None:
+    def record_sent(self, user: int, sent: Params) -> None:
         """Record the entries that one user sent in a round."""
         for name, where in self.unsent[user].items():
             where.logical_and_(sent[name] == 0)
 
-    def sent_by_all(self, rows: Tensor) -> None:
+    def record_all_sent(self, rows: Tensor) -> None:
         """Record the entries that all users sent in a round, (users, N)."""
         self.rows.logical_and_(rows == 0)
 

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 from torch import Tensor
 from torch.nn.functional import cross_entropy
 
-from secateur.defenses.uploads import SendAll, aligned, makes_anew
+from secateur.defenses.uploads import SendAll, find_aligned, makes_anew
 from secateur.errors import WrongInput, check_number, check_wholes, unknown
 from secateur.federated.spec import name_function
 from secateur.interfaces import Batch, Loss, Mask, Params, Transform, Upload
@@ -79,11 +79,11 @@ class Plan:
         if self.shares is not None and (len(self.shares) != self.users or min(map(len, self.shares)) == 0):
             sizes = [len(rows) for rows in self.shares]
             raise WrongInput("shares", f"of sizes {sizes} are not allowed; must be {self.users}, none of them empty")
-        if self.liar is not None and aligned(self.upload) is None:
+        if self.liar is not None and find_aligned(self.upload) is None:
             raise WrongInput("liar", "needs adgp: in no other upload do users follow a broadcast")
 
     @property
-    def stated(self) -> dict[str, Any]:
+    def description(self) -> dict[str, Any]:
         """The plan in words and numbers, for readers of the result."""
         statistics = "the running ones, which stay as they are" if makes_anew(self.upload) else "the batch's own"
         kept = (

@@ -23,7 +23,7 @@ from secateur.federated.collaborative.plan import Plan, StepGradients, StepInput
 from secateur.federated.collaborative.uploads import OneByOne, StackedUploads
 from secateur.functional import Ask, Functional, split
 from secateur.gpu.graphs import Branches, Captured, cudnn_times
-from secateur.inference import arranged
+from secateur.inference import to_channels_last
 from secateur.interfaces import Batch, Params, UploadContext
 from secateur.seeding import derive
 
@@ -52,7 +52,7 @@ class CollaborativeRounds:
         stacked: bool | None = None,
     ) -> None:
         self.net, self.plan = net, plan
-        self.params, buffers = (_plain(part, device) for part in split(net, state))
+        self.params, buffers = (_copy_plain(part, device) for part in split(net, state))
         self.moments = {name: torch.zeros_like(value) for name, value in self.params.items()}
         self.number = 0  # rounds so far
         self.rng = Generator()  # of the uploads' noise
@@ -71,7 +71,7 @@ class CollaborativeRounds:
         )
         self.branches = Branches(plan.users, device, parallel=graphs)
         self._gradients = Captured(self.gradients, device) if graphs and not stacked else self.gradients
-        self._round = Captured(self._plain_round, device) if graphs and stacked else self._plain_round
+        self._round = Captured(self._run_uncaptured, device) if graphs and stacked else self._run_uncaptured
 
     @property
     def states(self) -> list[Params]:
@@ -86,18 +86,18 @@ class CollaborativeRounds:
         self.number += 1
         return exchanged
 
-    def _plain_round(self, step: StepInputs) -> StepMessages:
+    def _run_uncaptured(self, step: StepInputs) -> StepMessages:
         """Run one step of all users without capture."""
         return self.exchange(step, self._gradients(step))
 
     def gradients(self, step: StepInputs) -> StepGradients:
         """Return every user's gradient at the shared model, which stays as it is (line 4)."""
-        leaves = {name: value.detach().requires_grad_() for name, value in arranged(self.params).items()}
+        leaves = {name: value.detach().requires_grad_() for name, value in to_channels_last(self.params).items()}
         buffers = self.statistics.copies()  # BatchNorm updates them
 
         def one(user: int) -> tuple[Tensor, Params]:
             (inputs, labels), dropout = step.users[user]
-            tensors = leaves | self.statistics.of(user, buffers)
+            tensors = leaves | self.statistics.buffers_of(user, buffers)
             loss = self.plan.loss(self.learner(tensors, inputs, dropout), labels)
             wanted = list(leaves.values())
             values = torch.autograd.grad(loss, wanted, allow_unused=True, materialize_grads=True)
@@ -112,12 +112,12 @@ class CollaborativeRounds:
         """Compress, send and average the gradients, and take the server's step (lines 5 to 10)."""
         plan, model = self.plan, self.params | self.buffers
 
-        def turning(user: int) -> UploadContext:
+        def build_context(user: int) -> UploadContext:
             batch = step.users[user].batch
             return UploadContext(self.net, model, batch, self.number, self.rng, plan.loss, self.batchnorm)
 
         self.tally.losses(gradients.losses, [user.batch.size for user in step.users])
-        exchanged = self.uploads(gradients.grads, step.chosen, turning)
+        exchanged = self.uploads(gradients.grads, step.chosen, build_context)
         self._descend(exchanged.average, step.rate)
         self.statistics.take(gradients.buffers)
         return exchanged
@@ -146,7 +146,7 @@ class BatchStream:
         self.train = Batch(inputs[: data.train_size], labels[: data.train_size])
         self.test = Batch(inputs[data.train_size :], labels[data.train_size :])
         self.shares = self._shares()
-        batches = [len(self._cut(rows)) for rows in self.shares]
+        batches = [len(self._split_batches(rows)) for rows in self.shares]
         self.steps = max(batches)  # of an epoch
         self.passes = -(-self.steps // min(batches))  # over the smallest share in an epoch, the last pass cut short
         self._asks: dict[tuple[Functional, int], list[Ask]] = {}
@@ -177,7 +177,7 @@ class BatchStream:
         for rows in self.shares:
             batches: list[Tensor] = []
             while len(batches) < self.steps:
-                batches += self._cut(rows[torch.randperm(len(rows), generator=rng)].to(self.device))
+                batches += self._split_batches(rows[torch.randperm(len(rows), generator=rng)].to(self.device))
             by_user.append(batches[: self.steps])
         return zip(*by_user, strict=True)
 
@@ -188,9 +188,9 @@ class BatchStream:
             self._asks[key] = function.asks(tensors, inputs)
         return tuple(ask.draw(noise) for ask in self._asks[key])
 
-    def arranged(self, inputs: Tensor) -> Tensor:
+    def arrange(self, inputs: Tensor) -> Tensor:
         """Return inputs in the network's dtype and memory format."""
-        return arranged({"": inputs.to(self.dtype)})[""]
+        return to_channels_last({"": inputs.to(self.dtype)})[""]
 
     def _shares(self) -> list[Tensor]:
         """Return the rows of the train part that each user holds."""
@@ -203,7 +203,7 @@ class BatchStream:
             raise WrongInput("shares", "of one example are not allowed: BatchNorm needs two")
         return shares
 
-    def _cut(self, rows: Tensor) -> list[Tensor]:
+    def _split_batches(self, rows: Tensor) -> list[Tensor]:
         """Split rows into batches; a last single example joins the batch before it where BatchNorm needs two."""
         batches = list(torch.split(rows, self.plan.batch_size))
         if self.needs_two and len(batches) > 1 and len(batches[-1]) == 1:
@@ -216,10 +216,10 @@ class BatchStream:
         if self.plan.transform is not None:
             inputs = self.plan.transform(inputs, noise)
         sizes = [len(batch) for batch in rows]
-        parts = zip(torch.split(self.arranged(inputs), sizes), torch.split(labels, sizes), strict=True)
+        parts = zip(torch.split(self.arrange(inputs), sizes), torch.split(labels, sizes), strict=True)
         return [Batch(*part) for part in parts]
 
 
-def _plain(tensors: Params, device: torch.device) -> Params:
+def _copy_plain(tensors: Params, device: torch.device) -> Params:
     """Return copies on the device in plain strides."""
     return {n: v.detach().to(device).clone(memory_format=torch.contiguous_format) for n, v in tensors.items()}

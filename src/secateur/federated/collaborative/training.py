@@ -31,15 +31,15 @@ from torch import Generator, Tensor, nn
 
 from secateur import tree
 from secateur.data.dataset import Dataset
-from secateur.defenses.uploads import SendAll, aligned, inner_of
+from secateur.defenses.uploads import SendAll, find_aligned, inner_of
 from secateur.errors import WrongInput
 from secateur.federated.checkpoint import training_key
 from secateur.federated.collaborative.measurements import Row
 from secateur.federated.collaborative.plan import Plan, Schedule, schedule_of
 from secateur.federated.collaborative.rounds import BatchStream, CollaborativeRounds
 from secateur.federated.spec import name_function
-from secateur.functional import Functional, joined
-from secateur.inference import arranged, outputs
+from secateur.functional import Functional, join_state
+from secateur.inference import outputs, to_channels_last
 from secateur.interfaces import Mask, Params, Upload
 from secateur.models.create import check
 from secateur.progress import progress
@@ -73,7 +73,7 @@ class CollaborativeResult:
     state: Params  # a full state_dict
     history: list[Row]
     client: Params  # the first user's final state: its residual
-    stated: dict[str, Any]  # the plan and its formal guarantee, for readers of the result
+    description: dict[str, Any]  # the plan and its formal guarantee, for readers of the result
 
 
 class CollaborativeTraining:
@@ -83,14 +83,14 @@ class CollaborativeTraining:
         self, net: nn.Module, data: Dataset, plan: Plan, rng: Generator, device: torch.device | str = "cpu"
     ) -> None:
         check(net, data.input_shape, data.classes)
-        if not tree.trained(net):
+        if not tree.trained_names(net):
             raise WrongInput("model", "trains no parameter; leave requires_grad on for those that users train")
         self.net, self.data, self.plan, self.device = net, data, plan, torch.device(device)
         self.seed = int(torch.randint(2**62, (), generator=rng.clone_state()))
         self.rounds = CollaborativeRounds(net, plan, tree.state_of(net), self.device)
         self.judge = Functional(net, training=False, device=self.device)
         self.feed = BatchStream(net, data, plan, self.seed, self.device)
-        self.stated = plan.stated | self._proved()
+        self.description = plan.description | self._guarantee()
         self.epoch = 0  # finished epochs
 
     def epochs(self, advance: Callable[[int], None] | None = None) -> Iterator[Epoch]:
@@ -100,7 +100,7 @@ class CollaborativeTraining:
 
     def model(self) -> Params:
         """Return the current shared model: a state_dict of copies."""
-        return joined(self.net, self.rounds.params | self.rounds.buffers)
+        return join_state(self.net, self.rounds.params | self.rounds.buffers)
 
     def state(self) -> Params:
         """Return everything that the next epoch depends on, for `load`; random draws need only seed and epoch."""
@@ -126,16 +126,16 @@ class CollaborativeTraining:
             steps += 1
             if advance is not None:
                 advance(1)
-        tally, broadcasts = self.rounds.tally, aligned(self.plan.upload) is not None
+        tally, broadcasts = self.rounds.tally, find_aligned(self.plan.upload) is not None
         row = {"epoch": epoch, "learning_rate": rate} | tally.row(examples, steps, self.rounds.states, broadcasts)
         row["seconds"] = time.perf_counter() - started
-        row |= self._judged(epoch)
+        row |= self._evaluate(epoch)
         if not math.isfinite(row["train_loss"]):
             raise WrongInput("model", f"the loss became NaN in epoch {epoch}; lower the learning rate, check the data")
         self.epoch = epoch
         return Epoch(row, exchanged.sent, exchanged.inside)
 
-    def _judged(self, epoch: int) -> Row:
+    def _evaluate(self, epoch: int) -> Row:
         """Return loss and accuracy on the test part, if there is one; noise inside the network is drawn here too."""
         inputs, labels = self.feed.test
         if not len(labels):
@@ -144,14 +144,14 @@ class CollaborativeTraining:
         noise = Generator(self.device).manual_seed(seed)
 
         def answer(tensors: Params, chunk: Tensor) -> Tensor:
-            chunk = self.feed.arranged(chunk)
+            chunk = self.feed.arrange(chunk)
             return self.judge(tensors, chunk, self.feed.chance(self.judge, tensors, chunk, noise))
 
-        predictions = outputs(answer, arranged(self.rounds.params | self.rounds.buffers), inputs)
+        predictions = outputs(answer, to_channels_last(self.rounds.params | self.rounds.buffers), inputs)
         accuracy = (predictions.argmax(1) == labels).double().mean()
         return {"test_loss": float(self.plan.loss(predictions, labels)), "test_accuracy": float(accuracy)}
 
-    def _proved(self) -> dict[str, str]:
+    def _guarantee(self) -> dict[str, str]:
         """Return the upload's guarantee for an example over the whole schedule (dp).
 
         A pass over a share is no Poisson sample, so every update that may contain the example counts in full.
@@ -189,7 +189,7 @@ def train_collaboratively(
         >>> digits, rng = load("digits").at_most(200, Generator().manual_seed(0)), Generator().manual_seed(0)
         >>> net = create("digits-cnn", digits.input_shape, digits.classes, rng)
         >>> trained = train_collaboratively(net, digits, 2, None, [0.1], rng)
-        >>> trained.stated["augmentation"], sorted(trained.history[0])[:3]
+        >>> trained.description["augmentation"], sorted(trained.history[0])[:3]
         ('none', ['entries', 'epoch', 'error_norm'])
     """
     plan = Plan(users, SendAll() if upload is None else upload, schedule_of(schedule), **others)
@@ -199,7 +199,7 @@ def train_collaboratively(
         history.append(epoch.row)
         if progress is not None:
             progress(epoch.row)
-    return CollaborativeResult(training.model(), history, tree.clone(training.rounds.states[0]), training.stated)
+    return CollaborativeResult(training.model(), history, tree.clone(training.rounds.states[0]), training.description)
 
 
 def collaborate(
@@ -230,18 +230,18 @@ def collaborate(
     for name, value in result.tensors.items():
         part, _, key_in_part = name.partition(".")
         parts[part][key_in_part] = value
-    return CollaborativeResult(parts["model"], result.data["history"], parts["client"], training.stated)
+    return CollaborativeResult(parts["model"], result.data["history"], parts["client"], training.description)
 
 
 def depends_of(training: CollaborativeTraining) -> dict[str, Any]:
     """Return everything that a training's result depends on."""
     key = training_key(training.net, training.data, training.feed.shares, training.seed, training.device)
-    return training.plan.stated | {"upload": repr(training.plan.upload)} | key
+    return training.plan.description | {"upload": repr(training.plan.upload)} | key
 
 
 def _train(folder: Path, key: str, training: CollaborativeTraining, measure: Measure | None, every: float) -> Result:
     path = folder / "unfinished" / f"{STAGE}-{key[:16]}.safetensors"
-    history, saved_at = _resumed(path, key, training), time.monotonic()
+    history, saved_at = _resume(path, key, training), time.monotonic()
     plan, steps = training.plan, training.feed.steps
     with progress(
         f"{plan.users} users, {name_function(plan.upload)}", plan.schedule.epochs * steps, rate=True
@@ -261,7 +261,7 @@ def _train(folder: Path, key: str, training: CollaborativeTraining, measure: Mea
     return Result(tensors | {f"client.{name}": value for name, value in client.items()}, {"history": history})
 
 
-def _resumed(path: Path, key: str, training: CollaborativeTraining) -> list[Row]:
+def _resume(path: Path, key: str, training: CollaborativeTraining) -> list[Row]:
     """Load the checkpoint of a killed training and return its rows; a damaged file counts as absent."""
     with explained(path):
         content = path.read_bytes() if path.exists() else None

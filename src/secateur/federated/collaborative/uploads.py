@@ -14,10 +14,10 @@ from torch.func import vmap
 
 from secateur import tree
 from secateur.defenses.error_feedback import INNER, RESIDUAL, ErrorFeedback
-from secateur.defenses.noise import GaussianNoise, on_device
-from secateur.defenses.uploads import SendAll, accumulated, aligned, drawn, inner_of
+from secateur.defenses.noise import GaussianNoise, move_generator
+from secateur.defenses.uploads import SendAll, accumulate, draw_noise, find_aligned, inner_of
 from secateur.federated.collaborative.flat_tensors import ALIGNED, Flat
-from secateur.federated.collaborative.measurements import Measured, TrainingStats, mean, measure, measured, square
+from secateur.federated.collaborative.measurements import Measured, TrainingStats, mean, measure, measure_norms, square
 from secateur.federated.collaborative.plan import Plan, StepMessages
 from secateur.interfaces import Mask, Params, UploadContext
 
@@ -35,13 +35,13 @@ class OneByOne:
 
     def __call__(self, grads: list[Params], chosen: Tensor, turning: Callable[[int], UploadContext]) -> StepMessages:
         """Compress, send and average the gradients (lines 5 to 9 of Algorithm 2)."""
-        wholes = [accumulated(self.plan.upload, *pair) for pair in zip(grads, self.states, strict=True)]
+        wholes = [accumulate(self.plan.upload, *pair) for pair in zip(grads, self.states, strict=True)]
         inside = self._broadcast(wholes, chosen)
         sent: list[Params] = []
         measured: list[Measured] = []
         for user, (gradient, whole) in enumerate(zip(grads, wholes, strict=True)):
             sent.append(self._send(user, gradient, inside, turning(user)))
-            self.tally.sent(user, sent[user])
+            self.tally.record_sent(user, sent[user])
             measured.append(measure(gradient, whole, sent[user]))
         if inside is not None:  # counted after the sending, which fails on a lie of a wrong form
             self.tally.broadcast(inside)
@@ -50,7 +50,7 @@ class OneByOne:
 
     def _broadcast(self, wholes: list[Params], chosen: Tensor) -> Mask | None:
         """Return ADGP's positions that the chosen user broadcasts, honest or not; None for other uploads."""
-        method = aligned(self.plan.upload)
+        method = find_aligned(self.plan.upload)
         if method is None:
             return None
         honest = method.positions(wholes[int(chosen)])
@@ -63,8 +63,8 @@ class OneByOne:
 
     def _send(self, user: int, grads: Params, inside: Mask | None, turning: UploadContext) -> Params:
         """Return one user's upload, and update the user's state."""
-        state, noise = self.states[user], drawn(self.plan.upload, self.params, turning.rng)
-        sent, after = self.plan.upload(grads, state, turning, **_outside(noise, inside))
+        state, noise = self.states[user], draw_noise(self.plan.upload, self.params, turning.rng)
+        sent, after = self.plan.upload(grads, state, turning, **_list_outside(noise, inside))
         if after is not state:
             torch._foreach_copy_(list(state.values()), [after[name] for name in state])
         return sent
@@ -81,11 +81,11 @@ class StackedUploads:
     def __init__(self, plan: Plan, params: Params, tally: TrainingStats, flat: Flat) -> None:
         self.plan, self.params, self.tally, self.flat = plan, params, tally, flat
         self.inner, self.feedback = inner_of(plan.upload), isinstance(plan.upload, ErrorFeedback)
-        self.gradients = flat.new(plan.users)  # gradients, filters channels last
+        self.gradients = flat.allocate(plan.users)  # gradients, filters channels last
         self.norms = flat.zeros.new_zeros(plan.users)  # of the gradients
-        self.whole = flat.new(plan.users)  # X, the input of the compression; between two steps the residual
-        self.kept = {name: _repeated(value, plan.users) for name, value in self.inner.init(params).items()}
-        self.noise_rows = flat.new(plan.users) if type(self.inner) is GaussianNoise else None
+        self.whole = flat.allocate(plan.users)  # X, the input of the compression; between two steps the residual
+        self.kept = {name: _repeat(value, plan.users) for name, value in self.inner.init(params).items()}
+        self.noise_rows = flat.allocate(plan.users) if type(self.inner) is GaussianNoise else None
         self.noise = flat.views(self.noise_rows) if self.noise_rows is not None else self._noise()
         self.states = [self._state(user) for user in range(plan.users)]
 
@@ -94,15 +94,15 @@ class StackedUploads:
         row = self.gradients[user]
         self.flat.join_turned(grads, row)
         torch.linalg.vector_norm(row, out=self.norms[user])
-        return self.flat.turned(row)
+        return self.flat.channels_last_views(row)
 
     def draw(self, rng: Generator) -> None:
         """Draw all users' noise of a step into the memory that a graph reads; on a GPU in one draw."""
         if self.noise_rows is not None and self.noise_rows.device.type != "cpu":
-            self.noise_rows.normal_(generator=on_device(self.noise_rows.device, rng))
+            self.noise_rows.normal_(generator=move_generator(self.noise_rows.device, rng))
         elif self.noise:
             for user in range(self.plan.users):
-                for name, value in drawn(self.plan.upload, self.params, rng).items():
+                for name, value in draw_noise(self.plan.upload, self.params, rng).items():
                     self.noise[name][user].copy_(value)
 
     def __call__(self, grads: list[Params], chosen: Tensor, turning: Callable[[int], UploadContext]) -> StepMessages:
@@ -114,8 +114,8 @@ class StackedUploads:
         before, gradient = self._squares(self.whole), self.gradients.mean(0)
         sent = self._send(inside, turning(0))
         missing = self._squares(self.whole.sub_(sent) if self.feedback else self.whole - sent)
-        self.tally.sent_by_all(sent)
-        self.tally.step(measured(self.norms.square(), before, missing), square({"": gradient}))
+        self.tally.record_all_sent(sent)
+        self.tally.step(measure_norms(self.norms.square(), before, missing), square({"": gradient}))
         return StepMessages([self.flat.views(row) for row in sent], inside, self.flat.views(sent.mean(0)))
 
     def _send_all(self) -> StepMessages:
@@ -127,8 +127,12 @@ class StackedUploads:
         for never, value in self.flat.pairs(self.tally.rows, self.gradients):
             never.logical_and_(value == 0)
         squares = self.norms.square()
-        self.tally.step(measured(squares, squares[:, None], torch.zeros_like(squares)[:, None]), square({"": gradient}))
-        return StepMessages([self.flat.turned(row) for row in self.gradients], None, self.flat.views(average))
+        self.tally.step(
+            measure_norms(squares, squares[:, None], torch.zeros_like(squares)[:, None]), square({"": gradient})
+        )
+        return StepMessages(
+            [self.flat.channels_last_views(row) for row in self.gradients], None, self.flat.views(average)
+        )
 
     def _accumulate(self) -> None:
         """Write gradient + residual with error feedback, else the gradient, in plain strides."""
@@ -137,7 +141,7 @@ class StackedUploads:
 
     def _broadcast(self, chosen: Tensor) -> Mask | None:
         """Return ADGP's positions of the chosen user by an index on the device: a graph replays with other users."""
-        method = aligned(self.plan.upload)
+        method = find_aligned(self.plan.upload)
         if method is None:
             return None
         inside = method.positions(self.flat.views(self.whole.index_select(0, chosen)[0]))
@@ -153,7 +157,7 @@ class StackedUploads:
             return sent
 
         def one(whole: Params, kept: Params, noise: Params) -> tuple[Params, Params]:
-            return self.inner(whole, kept, turning, **_outside(noise, inside))
+            return self.inner(whole, kept, turning, **_list_outside(noise, inside))
 
         compressed, after = vmap(one)(self.flat.views(self.whole), self.kept, self.noise)
         for name, value in self.kept.items():
@@ -166,8 +170,8 @@ class StackedUploads:
 
     def _noise(self) -> Params:
         """Return memory for the noise of an upload other than GaussianNoise."""
-        like = drawn(self.plan.upload, self.params, Generator())
-        return {name: _repeated(value, self.plan.users) for name, value in like.items()}
+        like = draw_noise(self.plan.upload, self.params, Generator())
+        return {name: _repeat(value, self.plan.users) for name, value in like.items()}
 
     def _state(self, user: int) -> Params:
         """Return views of one user's state."""
@@ -178,11 +182,11 @@ class StackedUploads:
         return residual | {INNER + name: value for name, value in kept.items()}
 
 
-def _outside(noise: Params, inside: Mask | None) -> dict[str, Params]:
+def _list_outside(noise: Params, inside: Mask | None) -> dict[str, Params]:
     """Return the arguments of an upload that are drawn or chosen outside of it."""
     return ({"noise": noise} if noise else {}) | ({"inside": inside} if inside is not None else {})
 
 
-def _repeated(value: Tensor, users: int) -> Tensor:
+def _repeat(value: Tensor, users: int) -> Tensor:
     """Return copies of a value for all users, (users, ...)."""
     return torch.stack([value] * users)

@@ -47,7 +47,7 @@ def clients_of(task: str, node_config: str, said: str) -> Clients | NarrowClient
         said: JSON of the server's data (`describe_data`), for a node with its own data.
     """
     from secateur.config import Federate, read
-    from secateur.federated.build import build_spec, loaded, network_of
+    from secateur.federated.build import build_spec, load_data, network_of
     from secateur.federated.flower.client import Clients
     from secateur.federated.flower.node_data import load_node
     from secateur.interfaces import Batch
@@ -55,7 +55,7 @@ def clients_of(task: str, node_config: str, said: str) -> Clients | NarrowClient
     description, machine = json.loads(task), json.loads(node_config)
     source = machine.pop("own_data", None)
     config = read(Federate, None, description["config"] | machine)
-    data, device, shares = (*loaded(config), None) if source is None else load_node(config, source, json.loads(said))
+    data, device, shares = (*load_data(config), None) if source is None else load_node(config, source, json.loads(said))
     seed, net = description["seed"], network_of(config, data, description["seed"]).to(device)
     (defense,) = [choice for choice in config.defense if str(choice) == description["defense"]]
     (rule,) = [choice for choice in config.submodels or config.base_pruning if str(choice) == description["rule"]]

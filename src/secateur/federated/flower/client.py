@@ -21,7 +21,7 @@ from secateur.federated.flower.link import load_tensors, pack, store_tensors, un
 from secateur.federated.sampling import sampler_of
 from secateur.federated.spec import FederationSpec
 from secateur.federated.traffic import messages
-from secateur.functional import joined, split
+from secateur.functional import join_state, split
 from secateur.interfaces import Batch, Mask, Params
 from secateur.pruning.masks import weights_of
 from secateur.wire import decode, decode_mask
@@ -83,7 +83,7 @@ class Received:
     @property
     def received(self) -> Params:
         """Parameters and buffers of the received model."""
-        return joined(self.net, self.model.params | self.model.buffers)
+        return join_state(self.net, self.model.params | self.model.buffers)
 
     def load(self, state: Params, mask: Mask) -> None:
         """Load the model and the mask of another round, into the memory of the last."""

@@ -26,7 +26,7 @@ from secateur.federated.client_turn import ClientUpdate
 from secateur.federated.faults import NO_ANSWER, Fault
 from secateur.federated.federation import Federation
 from secateur.federated.flower.link import Link, pack, size_of, unpack
-from secateur.federated.flower.node_data import KnownPanel, describe_data, reported_shares
+from secateur.federated.flower.node_data import KnownPanel, apply_reported_sizes, describe_data
 from secateur.federated.sampling import SampledClients
 from secateur.federated.traffic import Ledger, Measure, Round, Traffic
 from secateur.interfaces import Mask, Params
@@ -102,9 +102,9 @@ class FlowerFederation(OverLink, Federation):
 
     def run_round(self, number: int) -> Round:
         """Run a round with the clients that are online and the numbers of examples that they report."""
-        self.link.meet()
+        self.link.greet_nodes()
         sizes = self.link.examples  # of clients with data of their own
-        self.terms = replace(self.terms, shares=reported_shares(self._shares, sizes))
+        self.terms = replace(self.terms, shares=apply_reported_sizes(self._shares, sizes))
         done = super().run_round(number)
         if number < self.terms.rounds:
             return done
@@ -117,7 +117,7 @@ class FlowerFederation(OverLink, Federation):
         """Yield (client, rows, update) of every client that answers before the deadline, in the order of arrival."""
         rows = dict(zip(drawn.clients, drawn.rows, strict=True))
         asked = [client for client in drawn.clients if faults.get(client) not in NO_ANSWER]
-        own_masks = self.turns.choosing(number) is not None  # True: clients choose their own masks
+        own_masks = self.turns.choice_of_masks(number) is not None  # True: clients choose their own masks
         for client, answer in self.link.ask(MessageType.TRAIN, self._questions(number, asked)):
             try:
                 update, squares = self._read(answer, client, own_masks)
@@ -151,14 +151,14 @@ class FlowerFederation(OverLink, Federation):
         if isinstance(answer, str):
             raise Refused(answer)
         with refusing(client):
-            update, squares = self._decoded(answer.array_records["update"], client, own_masks)
+            update, squares = self._decode(answer.array_records["update"], client, own_masks)
             withheld = answer.metric_records.get("withheld")
             if not withheld:
                 return update, squares
             shares = [torch.tensor(float(str(withheld[name])), dtype=torch.float64) for name in Rates._fields]
             return update._replace(rates=Rates(*shares)), squares
 
-    def _decoded(self, record: ArrayRecord, client: int, own_masks: bool) -> tuple[ClientUpdate, Params]:
+    def _decode(self, record: ArrayRecord, client: int, own_masks: bool) -> tuple[ClientUpdate, Params]:
         """Return the update and its squares out of a record.
 
         Squares are checked to be finite here; the values are checked where the update is added.

@@ -46,7 +46,7 @@ class Link:
         self._met: set[int] = set()
         self._waited = False
 
-    def meet(self) -> None:
+    def greet_nodes(self) -> None:
         """Greet new nodes; before the first round wait until all are online, at most `patience` seconds."""
         end = time.monotonic() + (0.0 if self._waited else self.patience)
         self._waited = True

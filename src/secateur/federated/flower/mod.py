@@ -10,7 +10,7 @@ from flwr.clientapp.typing import ClientAppCallable, Mod
 from torch import Generator, nn
 
 from secateur.defenses.soteria import Soteria
-from secateur.defenses.uploads import aligned, inner_of, makes_anew
+from secateur.defenses.uploads import find_aligned, inner_of, makes_anew
 from secateur.errors import WrongInput
 from secateur.federated.flower.link import arrays_of, load_tensors, pack, single_record, store_tensors, tensors_of
 from secateur.interfaces import Batch, Params, Upload, UploadContext
@@ -64,7 +64,7 @@ def upload_mod(
 def check(defense: Upload) -> None:
     """Raise WrongInput for a defense that needs more than a mod can see."""
     name = type(inner_of(defense)).__name__
-    if aligned(defense) is not None:
+    if find_aligned(defense) is not None:
         raise WrongInput("defense", f"{name} lets one client choose the positions of all; use dgp")
     if isinstance(inner_of(defense), Soteria) or makes_anew(defense):
         raise WrongInput("defense", f"{name} needs the examples of an update, which a mod does not see; use another")

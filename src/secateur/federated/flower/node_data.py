@@ -64,7 +64,7 @@ def load_node(config: Federate, source: str, said: Mapping[str, Any]) -> tuple[D
     return data, device_of(config), [torch.arange(data.train_size)] * said["clients"]
 
 
-def reported_shares(shares: Sequence[Tensor], examples: Mapping[int, int]) -> list[Tensor]:
+def apply_reported_sizes(shares: Sequence[Tensor], examples: Mapping[int, int]) -> list[Tensor]:
     """Return the server's shares; a client with own data gets a share of its reported length, without memory."""
     row = torch.zeros((), dtype=torch.int64)
     return [row.expand(examples[client]) if client in examples else rows for client, rows in enumerate(shares)]

@@ -88,10 +88,10 @@ class DecodingStrategy(AroundStrategy):
         self, server_round: int, replies: Iterable[Message]
     ) -> tuple[ArrayRecord | None, MetricRecord | None]:
         """Decode the replies, then delegate to the inner strategy."""
-        read = [self._decoded(reply) for reply in replies]
+        read = [self._decode(reply) for reply in replies]
         return self.inner.aggregate_train(server_round, [reply for reply in read if reply is not None])
 
-    def _decoded(self, reply: Message) -> Message | None:
+    def _decode(self, reply: Message) -> Message | None:
         if reply.has_error():
             return reply
         try:
@@ -205,7 +205,7 @@ class Auditor:
         outcome = judge([truth], [reconstructions.get(0)], known, time.monotonic() - begun, self.scoring)
         self.rows += target_rows(labels, [self.targets], outcome)
         self.rows += summary_rows(labels, outcome, derive(seed, "bootstrap"))
-        self.figures += gallery.shown(flat_labels(labels), [self.targets], outcome, self.images)
+        self.figures += gallery.draw_figures(flat_labels(labels), [self.targets], outcome, self.images)
 
     def _labels(self, attack: Choice | None, number: int, node: int, size: int) -> dict[str, Any]:
         extra = self.labels["extra"] | {"round": number, "client": node, "batch_size": size, "stage": f"round {number}"}

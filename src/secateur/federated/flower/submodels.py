@@ -29,21 +29,21 @@ class NarrowClients:
     """The clients' side: a federation that knows only the channels of one client, and only while that client trains."""
 
     def __init__(self, net: nn.Module, data: Dataset, terms: SubmodelSpec, seed: int, device: torch.device) -> None:
-        self.federation = SubmodelFederation(net, data, terms, seed, device, way="sequential")
+        self.federation = SubmodelFederation(net, data, terms, seed, device, execution="sequential")
 
     def answer(self, content: RecordDict, home: RecordDict) -> RecordDict:
         """Return a client's answer to a message, and update the client's state in its context, `home`."""
         request, fed = content.config_records["turn"], self.federation
         number, client, taken = (int(str(request[name])) for name in ("round", "client", "taken"))
         reset_if_other(home, str(request["key"]))
-        cut = fed.received(number, client).cut
+        cut = fed.broadcast(number, client).cut
         received = decode(unpack(content.array_records["model"])["model"], cut.shapes)
         fed.flat = torch.zeros_like(fed.flat).index_copy(0, cut.index.to(fed.device), flat_of(received).to(fed.flat))
         state = load_state(home, taken, fed.device)
         fed.states = {} if state is None else {client: state}
-        turn = fed.received(number, client)
+        turn = fed.broadcast(number, client)
         (trained,) = fed.trainer([fed._job(number, turn)])
-        sent = fed._sent(number, turn, trained)
+        sent = fed._upload(number, turn, trained)
         if sent.state:
             save_state(home, number, sent.state)
         values = params_of(sent.flat, cut.shapes) if sent.message is None else sent.message
@@ -65,7 +65,7 @@ class FlowerSubmodels(OverLink, SubmodelFederation):
     def run_round(self, number: int) -> Round:
         """Run one round with the clients behind the link."""
         self.begin(number)
-        return self._averaged(number, self._answers(number))
+        return self._average(number, self._answers(number))
 
     def _job(self, number: int, turn: Turn) -> SubmodelTurn:
         """Return an empty job, because the server does not train."""
@@ -73,7 +73,7 @@ class FlowerSubmodels(OverLink, SubmodelFederation):
 
     def _answers(self, number: int) -> Iterator[tuple[Turn, SubmodelSent]]:
         turns = {turn.client: turn for turn in self._turns}
-        self.link.meet()
+        self.link.greet_nodes()
         for client, answer in self.link.ask(MessageType.TRAIN, self._questions(number, list(turns.values()))):
             try:
                 yield turns[client], self._read(answer, turns[client])
@@ -99,16 +99,16 @@ class FlowerSubmodels(OverLink, SubmodelFederation):
             values = decode(messages.get("values", b""), cut.shapes)
             if any(value.dtype != self.flat.dtype for value in values.values()):
                 raise Refused("damaged")
-            return self._as_sent(turn, tree.to(values, self.device), self._covered(messages, cut))
+            return self._build_upload(turn, tree.to(values, self.device), self._decode_covered(messages, cut))
 
-    def _covered(self, messages: dict[str, bytes], cut: SubmodelIndex) -> Tensor | None:
+    def _decode_covered(self, messages: dict[str, bytes], cut: SubmodelIndex) -> Tensor | None:
         if self.terms.withholding is None:
             return None
         sent = decode_mask(messages.get("sent", b""), cut.shapes)
         cells = {name: torch.ones(shape, dtype=torch.bool) for name, shape in cut.shapes.items()} | sent
         return flat_of(cells).to(self.flat)
 
-    def _as_sent(self, turn: Turn, values: Params, covered: Tensor | None) -> SubmodelSent:
+    def _build_upload(self, turn: Turn, values: Params, covered: Tensor | None) -> SubmodelSent:
         if self.terms.upload is None:
             return SubmodelSent(flat_of(values), covered, None if covered is None else values, {})
         rate = self.terms.local.learning_rate

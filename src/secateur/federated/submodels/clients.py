@@ -1,6 +1,6 @@
 """Clients of sub-models: training of several widths and sizes, one by one or stacked by width, and uploads.
 
-| way        | how                                                                                                  |
+| execution  | how                                                                                                  |
 |------------|------------------------------------------------------------------------------------------------------|
 | sequential | one client after the other, channels_last; the default on a CPU                                       |
 | stacked    | clients of one width step together; on a GPU each form of a step is a CUDA graph; the default there     |
@@ -28,16 +28,16 @@ import torch
 from torch import Generator, Tensor, nn
 
 from secateur import tree
-from secateur.defenses.uploads import drawn
-from secateur.defenses.withholding import divided, nothing_saved, reloaded
-from secateur.federated.augment import CropAndFlip, moved
+from secateur.defenses.uploads import draw_noise
+from secateur.defenses.withholding import divide, empty_state, reload
+from secateur.federated.augment import CropAndFlip, move_pictures
 from secateur.federated.client_training import stacks
 from secateur.federated.spec import Adam, SubmodelSpec
 from secateur.federated.submodels.networks import Narrow, batches
 from secateur.federated.submodels.structure import SubmodelIndex, flat_of, params_of
 from secateur.gpu.graphs import WARMUPS, Captured
 from secateur.gpu.precision import tf32
-from secateur.inference import arranged
+from secateur.inference import to_channels_last
 from secateur.interfaces import Batch, Params, UploadContext
 
 MOST_GRAPHS = 512  # a graph keeps its memory; clients that change from round to round make new forms without end
@@ -56,7 +56,7 @@ class SubmodelTurn(NamedTuple):
 
     key: str  # of the client's Narrow
     start: Tensor  # (P_c,)
-    epochs: Sequence[Tensor]  # the rows in the order of each epoch, from `picked`
+    epochs: Sequence[Tensor]  # the rows in the order of each epoch, from `pick_rows`
     rng: Generator  # for the network's noise, on the device
     owned: Tensor | None = None  # (K,) 1 for the labels that the client owns, else 0
     moments: AdamMoments | None = None  # None: zeros
@@ -80,10 +80,10 @@ class _Step(NamedTuple):
 class SubmodelTrainer:
     """The training of a round's clients."""
 
-    def __init__(self, data: Batch, local: Adam, way: str = "auto") -> None:
+    def __init__(self, data: Batch, local: Adam, execution: str = "auto") -> None:
         self.data, self.local = data, local
         self._black = None if local.augment is None else local.augment.colour(data.inputs)  # no graph can make it
-        self.stacks = stacks(way, data.inputs.device)
+        self.stacks = stacks(execution, data.inputs.device)
         self.narrow: dict[str, Narrow] = {}
         self._stacked: dict[tuple[str, int, bool], _Stack] = {}
         self._graphs: list[Captured[_Step, None]] = []
@@ -97,7 +97,7 @@ class SubmodelTrainer:
         """Return the output of every client's turn, in order."""
         if not self.stacks:
             with tf32(True):
-                return [self._alone(job) for job in jobs]
+                return [self._train_alone(job) for job in jobs]
         outputs: dict[int, SubmodelResult] = {}
         lanes = sorted(range(len(jobs)), key=lambda i: (jobs[i].key, jobs[i].owned is None, *self._order(jobs[i])))
         for (key, free), group in groupby(lanes, key=lambda i: (jobs[i].key, jobs[i].owned is None)):
@@ -115,13 +115,13 @@ class SubmodelTrainer:
         sizes = [len(rows) for rows in batches(job.epochs[0], self.local.batch_size)]
         return -sizes.count(self.local.batch_size), -sizes[-1]
 
-    def _alone(self, job: SubmodelTurn) -> SubmodelResult:
+    def _train_alone(self, job: SubmodelTurn) -> SubmodelResult:
         narrow, flat = self.narrow[job.key], job.start.detach().clone().requires_grad_()
         first, second, number = job.moments or AdamMoments(torch.zeros_like(flat), torch.zeros_like(flat), 0)
         first, second = first.clone(), second.clone()
         for rows in (rows for epoch in job.epochs for rows in batches(epoch, self.local.batch_size)):
             inputs, labels = self.batch(rows.to(self.data.inputs.device))
-            inputs = arranged({"": inputs})[""]
+            inputs = to_channels_last({"": inputs})[""]
             noise = narrow.noise(flat, self.data.inputs, len(rows), job.rng)
             loss = narrow.loss(flat, inputs, labels, job.owned, *noise)
             (grad,) = torch.autograd.grad(loss, flat)
@@ -129,7 +129,7 @@ class SubmodelTrainer:
             adam_(flat, grad, first, second, *scales(self.local, number), self.local)
         return SubmodelResult(flat.detach(), AdamMoments(first, second, number))
 
-    def captured(self, step: Callable[[_Step], None]) -> Callable[[_Step], None]:
+    def capture_step(self, step: Callable[[_Step], None]) -> Callable[[_Step], None]:
         """Return a step as CUDA graphs on a GPU, else the step itself.
 
         Graphs run one at a time and keep nothing in between, so all share their memory. There is one graph for each
@@ -163,7 +163,7 @@ class SubmodelTrainer:
         if self._black is None:
             return inputs[rows], labels[rows]
         rows, moves = rows[..., 0], rows[..., 1:]
-        return moved(inputs, rows, moves, self._black), labels[rows]
+        return move_pictures(inputs, rows, moves, self._black), labels[rows]
 
 
 class _Stack:
@@ -184,7 +184,7 @@ class _Stack:
         steps, sizes = [], []
         for epoch in zip(*(job.epochs for job in jobs), strict=True):
             lanes = [batches(rows.to(self.device), self.local.batch_size) for rows in epoch]
-            for first, last, rows in _together(lanes, self.local.batch_size):
+            for first, last, rows in _list_steps(lanes, self.local.batch_size):
                 numbers[first:last] = [number + 1 for number in numbers[first:last]]
                 sizes += [scales(self.local, number) for number in numbers[first:last]]
                 steps.append((first, last, rows))
@@ -214,7 +214,7 @@ class _Stack:
         noise = tuple(torch.stack(draws) for draws in zip(*drawn, strict=True))
         step = _Step(rows, sizes, noise)
         if (first, last) not in self._steps:
-            self._steps[first, last] = self.trainer.captured(partial(self._update, first, last))
+            self._steps[first, last] = self.trainer.capture_step(partial(self._update, first, last))
         self._steps[first, last](step)
 
     def _update(self, first: int, last: int, step_inputs: _Step) -> None:
@@ -227,7 +227,7 @@ class _Stack:
         adam_(flat, grad, self.first[first:last], self.second[first:last], step, root, self.local)
 
 
-def _together(lanes: Sequence[Sequence[Tensor]], size: int) -> Iterator[tuple[int, int, list[Tensor]]]:
+def _list_steps(lanes: Sequence[Sequence[Tensor]], size: int) -> Iterator[tuple[int, int, list[Tensor]]]:
     """Yield the steps of an epoch: (first lane, last lane, their rows); lanes come with most full batches first."""
     full = [sum(len(rows) == size for rows in lane) for lane in lanes]
     for step in range(max(full)):
@@ -242,7 +242,7 @@ def _together(lanes: Sequence[Sequence[Tensor]], size: int) -> Iterator[tuple[in
         first = last
 
 
-def picked(epochs: Sequence[Tensor], augment: CropAndFlip | None, rng: Generator) -> Sequence[Tensor]:
+def pick_rows(epochs: Sequence[Tensor], augment: CropAndFlip | None, rng: Generator) -> Sequence[Tensor]:
     """Return every epoch's rows (n,); where pictures are augmented, rows and moves (n, 4).
 
     So all random draws of a turn are made before it, whatever the way and the device.
@@ -291,14 +291,14 @@ class SubmodelUpload:
         if not self.keeps:
             return {}
         params = params_of(whole, self.shapes)
-        return nothing_saved(params) if self.terms.upload is None else self.terms.upload.init(params)
+        return empty_state(params) if self.terms.upload is None else self.terms.upload.init(params)
 
     @torch.no_grad()
     def start(self, received: Tensor, state: Params, cut: SubmodelIndex) -> Tensor:
         """Return the received model with the values withheld last time restored."""
         if self.terms.withholding is None or not self.keeps:
             return received
-        return flat_of(reloaded(params_of(received, cut.shapes), self._part(state, cut), {}))
+        return flat_of(reload(params_of(received, cut.shapes), self._part(state, cut), {}))
 
     @torch.no_grad()
     def __call__(
@@ -313,21 +313,21 @@ class SubmodelUpload:
         if terms.upload is not None:
             no_examples = Batch(received[:0], received[:0])  # these uploads use no examples
             turning = UploadContext(net, before, no_examples, 0, rng)
-            noise = tree.to(drawn(terms.upload, before, rng), received.device)
+            noise = tree.to(draw_noise(terms.upload, before, rng), received.device)
             draws = {"noise": noise} if noise else {}
             message, after = terms.upload(update, self._part(state, cut), turning, **draws)
-            return SubmodelSent(received - rate * flat_of(message), None, message, self._whole(state, after, cut))
+            return SubmodelSent(received - rate * flat_of(message), None, message, self._expand(state, after, cut))
         assert terms.withholding is not None
         values = params_of(trained, cut.shapes)
         withheld = terms.withholding.withheld(values, update, {}, rng)
-        message, after = divided(values, withheld, self.keeps)
+        message, after = divide(values, withheld, self.keeps)
         covered = flat_of({n: ~withheld[n] if n in withheld else torch.ones_like(v) for n, v in message.items()})
-        return SubmodelSent(flat_of(message), covered.to(trained.dtype), message, self._whole(state, after, cut))
+        return SubmodelSent(flat_of(message), covered.to(trained.dtype), message, self._expand(state, after, cut))
 
     def _part(self, state: Params, cut: SubmodelIndex) -> Params:
         return {key: cut.take(self._name(key), value) for key, value in state.items()}
 
-    def _whole(self, state: Params, part: Params, cut: SubmodelIndex) -> Params:
+    def _expand(self, state: Params, part: Params, cut: SubmodelIndex) -> Params:
         return {key: cut.put(self._name(key), value, part[key]) for key, value in state.items()}
 
     def _name(self, key: str) -> str:

@@ -73,7 +73,7 @@ class ExposureObserver(Observer):
         kept, last = self.sent.setdefault(seen.client, []), self.last.get(seen.client)
         if last is not None and (last.round - 1) // self.every == (seen.round - 1) // self.every:
             kept.pop()
-        kept.append(known(seen))
+        kept.append(rebuild_model(seen))
         del kept[: -self.asking.updates]
         self.last[seen.client] = Last(seen.round, seen.received, seen.rows, seen.begun)
 
@@ -84,7 +84,7 @@ class ExposureObserver(Observer):
             kept = {f"{client}.{age}": params for age, params in enumerate(self.sent[client])}
             parts |= kept | {f"{client}.received": last.received, f"{client}.begun": last.begun or {}}
             parts[f"{client}.last"] = {"rows": last.rows}
-        return tree.nested(parts), {str(client): [len(self.sent[client]), e.round] for client, e in self.last.items()}
+        return tree.nest(parts), {str(client): [len(self.sent[client]), e.round] for client, e in self.last.items()}
 
     def load(self, tensors: Params, data: Any) -> None:
         """Resume from the output of `state`."""
@@ -123,7 +123,7 @@ class ExposureObserver(Observer):
         self.log.rows += evaluation.rows(self.attacks)
 
 
-def known(seen: SubmodelView) -> Params:
+def rebuild_model(seen: SubmodelView) -> Params:
     """Return a client's model as the server knows it: sent entries, and for withheld ones the values it received.
 
     A withheld weight comes as zero, and an attacker knows that this is not the client's weight.
@@ -139,7 +139,7 @@ def picture(federation: SubmodelFederation, clients: Sequence[int], labels: Mapp
     The layer is the first that is cut on both sides. Without such a layer, or without clients, there is no figure.
     """
     structure, terms = federation.structure, federation.terms
-    name = _cut_on_both_sides(structure)
+    name = _explain_cut(structure)
     if name is None or not clients:
         return []
     outputs, inputs = structure.shapes[f"{name}.weight"][:2]
@@ -155,7 +155,7 @@ def picture(federation: SubmodelFederation, clients: Sequence[int], labels: Mapp
     return [flat | cells]
 
 
-def _cut_on_both_sides(structure: Structure) -> str | None:
+def _explain_cut(structure: Structure) -> str | None:
     always = sum(slot.size for slot in structure.slots)  # the flag of channels that every client keeps
     for name, layer in structure.layers.items():
         small = len(layer.makes) * len(layer.reads) <= MOST

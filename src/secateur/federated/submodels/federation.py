@@ -28,12 +28,12 @@ from secateur.federated.submodels.clients import (
     SubmodelTrainer,
     SubmodelTurn,
     SubmodelUpload,
-    picked,
+    pick_rows,
 )
-from secateur.federated.submodels.networks import Narrow, SubmodelEvaluation, narrowed, static
+from secateur.federated.submodels.networks import Narrow, SubmodelEvaluation, build_narrow, without_statistics
 from secateur.federated.submodels.structure import ClientAndRound, Structure, SubmodelIndex, flat_of, params_of
 from secateur.federated.traffic import Ledger, Round, value_bytes
-from secateur.functional import joined
+from secateur.functional import join_state
 from secateur.interfaces import Batch, Params
 from secateur.models.create import check
 from secateur.seeding import derive, derive_on
@@ -51,7 +51,7 @@ class SubmodelView(NamedTuple):
     channels: dict[str, Tensor]  # layer -> the outputs that the client keeps, in the server's numbers
     rows: Tensor  # of the data's train part: the client's examples
     covered: Params | None = None  # True for entries that were sent; None: all
-    begun: Params | None = None  # the start of training, withheld entries put back; None: `received`
+    begun: Params | None = None  # the start of training, withheld entries put back; None: `broadcast`
 
     @property
     def seen(self) -> tuple[SubmodelView]:
@@ -82,13 +82,18 @@ class SubmodelFederation(Resumable):
         device: torch.device | str = "cpu",
         *,
         observers: Sequence[Observer] = (),
-        way: str = "auto",
+        execution: str = "auto",
         beside: SubmodelFederation | None = None,  # another federation on this data, whose trainer is shared
     ) -> None:
         check(net, data.input_shape, data.classes)
         if terms.local.augment is not None:
             terms.local.augment.check(data)
-        self.net, self.terms, self.seed, self.device = static(net).to(device), terms, seed, torch.device(device)
+        self.net, self.terms, self.seed, self.device = (
+            without_statistics(net).to(device),
+            terms,
+            seed,
+            torch.device(device),
+        )
         self.panel = Observers(observers)
         self.rates = terms.used_rates
         same = beside is not None and f"{beside.net}" == f"{self.net}"  # True: channel sets are shared too
@@ -101,7 +106,7 @@ class SubmodelFederation(Resumable):
             whole = Batch(inputs.to(self.flat.dtype), labels)
             self.train = Batch(*(part[: data.train_size] for part in whole))
             self.test = Batch(*(part[data.train_size :] for part in whole))
-            self.trainer = SubmodelTrainer(self.train, terms.local, way)
+            self.trainer = SubmodelTrainer(self.train, terms.local, execution)
         else:
             self.train, self.test, self.trainer = beside.train, beside.test, beside.trainer
         self.judge = SubmodelEvaluation(self.train, self.test, terms)
@@ -109,7 +114,7 @@ class SubmodelFederation(Resumable):
         self.sender = SubmodelUpload(terms, self.structure.shapes)
         self.states: dict[int, Params] = {}
         self.ledger = Ledger(len(terms.shares), squares=False)
-        self.owned = [self._owned(rows, data.classes) for rows in terms.shares] if terms.own_labels else None
+        self.owned = [self._mark_labels(rows, data.classes) for rows in terms.shares] if terms.own_labels else None
         self._turns: list[Turn] = []
         self._faults: dict[int, Fault] = {}
 
@@ -119,7 +124,7 @@ class SubmodelFederation(Resumable):
 
     def model(self) -> Params:
         """Return the server's model as it is now: a state_dict of copies."""
-        return joined(self.net, params_of(self.flat, self.structure.shapes) | dict(self.net.named_buffers()))
+        return join_state(self.net, params_of(self.flat, self.structure.shapes) | dict(self.net.named_buffers()))
 
     def begin(self, number: int) -> list[SubmodelTurn]:
         """Return the jobs of a round's clients that will answer."""
@@ -130,7 +135,7 @@ class SubmodelFederation(Resumable):
         self._faults = terms.faults.draw(clients, steps, self.seed, derive(self.seed, "faults", number))
         jobs, self._turns = [], []
         for client in clients:
-            turn = self.received(number, client)
+            turn = self.broadcast(number, client)
             params = params_of(turn.received, turn.cut.shapes)
             traffic.down[client] += traffic.submodel_bytes(f"model {self.rates[client]}", params)
             if (fault := self._faults.get(client)) in NO_ANSWER:
@@ -143,9 +148,9 @@ class SubmodelFederation(Resumable):
     def finish(self, number: int, results: Sequence[SubmodelResult]) -> Round:
         """Average the trained models, and evaluate in evaluation rounds."""
         trained = zip(self._turns, results, strict=True)
-        return self._averaged(number, ((turn, self._sent(number, turn, output)) for turn, output in trained))
+        return self._average(number, ((turn, self._upload(number, turn, output)) for turn, output in trained))
 
-    def received(self, number: int, client: int) -> Turn:
+    def broadcast(self, number: int, client: int) -> Turn:
         """Return the model that a client is sent in a round, and its channels."""
         rate = self.rates[client]
         cut = self.structure.cut(self.terms.rule, ClientAndRound(client, len(self.rates), number), rate)
@@ -155,14 +160,14 @@ class SubmodelFederation(Resumable):
         """Return the model of a client's width."""
         return self.trainer.narrow[self.keys[self.rates[client]]]
 
-    def observed(self, number: int) -> bool:
+    def was_observed(self, number: int) -> bool:
         """Return True if an observer looks at the round's updates."""
-        return bool(self.panel.looking(number))
+        return bool(self.panel.select_observers(number))
 
     def state(self) -> tuple[Params, dict[str, Any]]:
         """Return everything that the next round depends on, for `load`: tensors, and plain values."""
         kept, observers = self.panel.state()
-        tensors = {"server": self.flat} | tree.nested({"client": tree.nested(self.states), "observer": kept})
+        tensors = {"server": self.flat} | tree.nest({"client": tree.nest(self.states), "observer": kept})
         data = {"round": self.number, "seed": self.seed, "ledger": self.ledger.state(), "observers": observers}
         return tensors, data
 
@@ -178,10 +183,10 @@ class SubmodelFederation(Resumable):
 
     def _narrow_model(self, rate: float, data: Dataset) -> Narrow:
         scaler = self.terms.scaler
-        net = narrowed(self.net, self.structure, rate, scaler, data.input_shape, data.classes)
+        net = build_narrow(self.net, self.structure, rate, scaler, data.input_shape, data.classes)
         return Narrow(net, rate, scaler, self.device)
 
-    def _owned(self, rows: Tensor, classes: int) -> Tensor:
+    def _mark_labels(self, rows: Tensor, classes: int) -> Tensor:
         """Return (K,) 1 for the labels that occur among these rows, else 0."""
         owned = torch.zeros(classes, dtype=self.flat.dtype, device=self.device)
         owned[self.train.labels[rows.to(self.device)]] = 1
@@ -189,40 +194,40 @@ class SubmodelFederation(Resumable):
 
     def _job(self, number: int, turn: Turn) -> SubmodelTurn:
         client, owned = turn.client, None if self.owned is None else self.owned[turn.client]
-        _, _, start = self._begun(number, client)
+        _, _, start = self._begin(number, client)
         return self.job(number, client, self.terms.shares[client], start)._replace(owned=owned)
 
     def job(self, number: int, client: int, rows: Tensor, start: Tensor, epochs: int | None = None) -> SubmodelTurn:
         """Return the job of a client that trains on some rows from `start`, with the draws of a round."""
         local, rng = self.terms.local, derive(self.seed, "rows", number, client)
         orders = [rows[torch.randperm(len(rows), generator=rng)] for _ in range(epochs or local.epochs)]
-        picks = picked(orders, local.augment, derive(self.seed, "augment", number, client))
+        picks = pick_rows(orders, local.augment, derive(self.seed, "augment", number, client))
         noise = derive_on(self.device, self.seed, "noise", number, client)
         return SubmodelTurn(self.narrow(client).key, start, picks, noise)
 
-    def _begun(self, number: int, client: int) -> tuple[Narrow, SubmodelIndex, Tensor]:
+    def _begin(self, number: int, client: int) -> tuple[Narrow, SubmodelIndex, Tensor]:
         """Return a client's width and channels in a round, and the model that it begins with."""
-        turn = self.received(number, client)
+        turn = self.broadcast(number, client)
         return self.narrow(client), turn.cut, self.sender.start(turn.received, self._state(client), turn.cut)
 
     def _state(self, client: int) -> Params:
         return self.states[client] if client in self.states else self.sender.init(self.flat)
 
     @torch.no_grad()
-    def _sent(self, number: int, turn: Turn, result: SubmodelResult) -> SubmodelSent:
+    def _upload(self, number: int, turn: Turn, result: SubmodelResult) -> SubmodelSent:
         """Return the upload of a client after its training."""
         client = turn.client
         narrow, rng = self.narrow(client), derive(self.seed, "defense", number, client)
         return self.sender(narrow.net, turn.cut, turn.received, result.flat, self._state(client), rng)
 
     @torch.no_grad()
-    def _averaged(self, number: int, sent: Iterable[tuple[Turn, SubmodelSent]]) -> Round:
+    def _average(self, number: int, sent: Iterable[tuple[Turn, SubmodelSent]]) -> Round:
         """Average the uploads of a round as they arrive, and evaluate in evaluation rounds."""
         last = number == self.terms.rounds
-        judged = self.judge.clients(number, partial(self._begun, number)) if last else []  # before the average
+        judged = self.judge.clients(number, partial(self._begin, number)) if last else []  # before the average
         cells = Cells(self.flat, self.exact)
         for turn, upload in sent:
-            self._taken(number, turn, upload, cells)
+            self._take_upload(number, turn, upload, cells)
         self.flat = cells.average(self.terms.uncovered)
         self.number, self._turns = number, []
         if not (last or number % self.terms.evaluate_every == 0):
@@ -231,7 +236,7 @@ class SubmodelFederation(Resumable):
         scores |= {"covered": cells.share, "parameters": float(len(self.flat))}
         return Round(number, self.ledger.measures(number, scores, last) + judged)
 
-    def _taken(self, number: int, turn: Turn, sent: SubmodelSent, cells: Cells) -> None:
+    def _take_upload(self, number: int, turn: Turn, sent: SubmodelSent, cells: Cells) -> None:
         """Add one client's upload to the cells, or note the fault."""
         client, shapes = turn.client, turn.cut.shapes
         values = apply_fault(params_of(sent.flat, shapes), self._faults.get(client))
@@ -248,7 +253,7 @@ class SubmodelFederation(Resumable):
             label_mask = of_own_labels(self.owned[client], self.structure.outputs, turn.cut)
             covered = label_mask if covered is None else label_mask * covered
         cells.add(turn.cut.index, sent.flat, weight, covered)
-        if self.observed(number):
+        if self.was_observed(number):
             self._observe(number, turn, sent)  # before `_keep`: the client began with its earlier state
         self._keep(client, sent.state)
 
@@ -267,9 +272,9 @@ class SubmodelFederation(Resumable):
         covered = begun = None
         if sent.covered is not None:
             covered = params_of(sent.covered.bool(), shapes)
-            begun = tree.clone(params_of(self._begun(number, client)[2], shapes))
+            begun = tree.clone(params_of(self._begin(number, client)[2], shapes))
         view = SubmodelView(number, client, rate, net, received, uploaded, turn.cut.channels, rows, covered, begun)
-        for observer in self.panel.looking(number):
+        for observer in self.panel.select_observers(number):
             observer(view)
 
     def _keep(self, client: int, state: Params) -> None:
@@ -349,18 +354,18 @@ class StackedFederations(Resumable):
         self.number = number
         return Round(number, parts=finished)
 
-    def observed(self, number: int) -> bool:
+    def was_observed(self, number: int) -> bool:
         """Return True if an observer looks at a round's updates."""
-        return any(fed.observed(number) for fed in self.federations)
+        return any(fed.was_observed(number) for fed in self.federations)
 
     def model(self) -> Params:
         """Return the servers' models; names start with the federation's index."""
-        return tree.nested({i: fed.model() for i, fed in enumerate(self.federations)})
+        return tree.nest({i: fed.model() for i, fed in enumerate(self.federations)})
 
     def state(self) -> tuple[Params, dict[str, Any]]:
         """Return everything that the next round depends on, for `load`."""
         states = [fed.state() for fed in self.federations]
-        tensors = tree.nested({i: tensors for i, (tensors, _) in enumerate(states)})
+        tensors = tree.nest({i: tensors for i, (tensors, _) in enumerate(states)})
         return tensors, {"federations": [data for _, data in states]}
 
     def load(self, tensors: Params, data: dict[str, Any]) -> None:

@@ -51,14 +51,14 @@ class LocalBaseline(Resumable):
         self.federation, self.rule, self.terms, self.net = federation, rule, federation.terms, federation.net
         self.seed, self.device = federation.seed, federation.device
         self.parts = [self._split(client, rows) for client, rows in enumerate(self.terms.shares)]
-        starts = [federation.received(0, client) for client in range(len(self.terms.shares))]
+        starts = [federation.broadcast(0, client) for client in range(len(self.terms.shares))]
         self.clients = [_Client(turn.received.clone(), turn.received.clone()) for turn in starts]
 
     def model(self) -> Params:
         """Return no tensors, because there is no server's model."""
         return {}
 
-    def observed(self, number: int) -> bool:
+    def was_observed(self, number: int) -> bool:
         """Return True in the last round if there are observers."""
         return bool(self.federation.panel.observers) and number == self.terms.rounds
 
@@ -75,7 +75,7 @@ class LocalBaseline(Resumable):
         for client, (flat, moments) in zip(training, trained, strict=True):
             state = self.clients[client]
             state.flat, state.moments, state.epochs = flat, moments, number
-            loss = self._validated(client)
+            loss = self._validate(client)
             if loss < state.lowest:
                 state.best, state.lowest, state.waited = flat.clone(), loss, 0
             else:
@@ -88,7 +88,7 @@ class LocalBaseline(Resumable):
         state, rows = self.clients[client], self.parts[client][0]
         return self.federation.job(number, client, rows, state.flat, epochs=1)._replace(moments=state.moments)
 
-    def _validated(self, client: int) -> float:
+    def _validate(self, client: int) -> float:
         narrow, held = self.federation.narrow(client), self.parts[client][1].to(self.device)
         params = params_of(self.clients[client].flat, narrow.shapes) | narrow.others
         return float(

@@ -21,9 +21,9 @@ import torch
 from torch import Generator, Tensor, nn
 
 from secateur import tree
-from secateur.attacks.membership.scoring_batches import RULES, SIZE, is_static, scorer, settled, together
+from secateur.attacks.membership.scoring_batches import RULES, SIZE, answer_parts, fix_statistics, is_static, scorer
 from secateur.attacks.membership.thresholds import negative_cross_entropy
-from secateur.attacks.membership.yeom import Trial, mean_advantage, over_knowledge, trial
+from secateur.attacks.membership.yeom import Trial, average_over_knowledge, mean_advantage, trial
 from secateur.catalogue import Choice
 from secateur.data.dataset import Dataset
 from secateur.errors import NotFinite, WrongInput, check_whole
@@ -99,7 +99,7 @@ class MembershipEvaluation:
         """Return the target's accuracy, and every attack with intervals, or the reason of its exclusion."""
         target, asking = self.target, self.asking
         if not target.sent:
-            return [self.left_out(attack, "none of its updates was seen") for attack in attacks]
+            return [self.exclude(attack, "none of its updates was seen") for attack in attacks]
         try:
             asked = trial(
                 target.rows,
@@ -109,16 +109,16 @@ class MembershipEvaluation:
                 whole=asking.whole,
             )
         except WrongInput as error:
-            return [self.accuracy(), *(self.left_out(attack, error.message) for attack in attacks)]
+            return [self.accuracy(), *(self.exclude(attack, error.message) for attack in attacks)]
         by_loss, by_shadows = ([a for a in attacks if (a.name == "yeom") == yeom] for yeom in (True, False))
         groups = [([attack], self.yeom(attack, asked)) for attack in by_loss]
-        groups += [(by_shadows, self.shadowed(by_shadows, asked))] if by_shadows else []
+        groups += [(by_shadows, self.run_shadow_attacks(by_shadows, asked))] if by_shadows else []
         rows = [self.accuracy()]
         for group, attacked in groups:
             try:
                 rows += list(attacked)
             except NotFinite as error:
-                rows += [self.left_out(attack, error.message) for attack in group]
+                rows += [self.exclude(attack, error.message) for attack in group]
         return rows
 
     def accuracy(self) -> Row:
@@ -130,11 +130,11 @@ class MembershipEvaluation:
             outputs = networks.logits(target.net, state, test.inputs, size)
         else:
             examples = self._batch(target.statistics).inputs
-            outputs = networks.reestimated(target.net, state, examples, test.inputs, size)
+            outputs = networks.predict_reestimated(target.net, state, examples, test.inputs, size)
         right = share((outputs.argmax(1) == test.labels) & outputs.isfinite().all())  # as in networks.judged
         return Row(**self.labels, metric="test_accuracy", **right._asdict())
 
-    def left_out(self, attack: Choice, reason: str) -> Row:
+    def exclude(self, attack: Choice, reason: str) -> Row:
         """Return a row that excludes the target from an attack, with the reason."""
         return Row(**self.labels | {"attack": str(attack)}, metric="advantage", value=None, note=f"excluded: {reason}")
 
@@ -149,12 +149,12 @@ class MembershipEvaluation:
             values, labels = self._values(parts, asked, view)
             yield from self._yeom_rows(attack, values, labels, view, main=view == views[0])
 
-    def shadowed(self, attacks: Sequence[Choice], asked: Trial) -> Iterator[Row]:
+    def run_shadow_attacks(self, attacks: Sequence[Choice], asked: Trial) -> Iterator[Row]:
         """Yield the rows of attacks that learn from models (LiRA, RMIA), here from the same shadow clients for all."""
         net, received, size = self.target.net, self.target.received, self.asking.size
         if received is None:
             reason = "shadow clients stand for clients; the server's model has none"
-            yield from (self.left_out(attack, reason) for attack in attacks)
+            yield from (self.exclude(attack, reason) for attack in attacks)
             return
         seed, client = self.labels["seed"], self.target.client
         order = torch.randperm(2 * len(asked.members), generator=derive(seed, "mixed", client))
@@ -189,10 +189,10 @@ class MembershipEvaluation:
         net, size = self.target.net, self.asking.size
         if view.batches == "fixed" and is_static(net):
             reference = self._batch(asked.outsiders[:REFERENCE]).inputs
-            net, state = settled(net, tree.to(state, self.device), reference, size)
+            net, state = fix_statistics(net, tree.to(state, self.device), reference, size)
         answer, inputs = scorer(net, state, self.device, size), [part.inputs for part in parts]
         if view.batches != "apart":
-            return together(answer, inputs, view.batches, rng)
+            return answer_parts(answer, inputs, view.batches, rng)
         (known, members), (outside, others) = (
             answer(torch.cat(side)).split_with_sizes([len(part) for part in side])
             for side in ((inputs[0], inputs[2]), (inputs[1], inputs[3]))
@@ -212,7 +212,7 @@ class MembershipEvaluation:
         better = {"advantage": mean_advantage(known, members, others, rng)} if fitted.rule == "mean" else {}
         yield from self._rows(attack, guesses, truth, view, len(known), main=main, better=better)
         if main and fitted.rule == "mean":
-            spread = over_knowledge(torch.cat([known, members]), others, len(known), rng)
+            spread = average_over_knowledge(torch.cat([known, members]), others, len(known), rng)
             row_labels = self._labels(attack, view, len(known))
             yield Row(**row_labels, metric="advantage_over_knowledge", **spread._asdict())
 
@@ -265,9 +265,9 @@ def shadow_clients(
         Task(start, pool.take(rows.to(device)), nobody, torch.Generator().manual_seed(seed))
         for rows, seed in zip(design, seeds, strict=True)
     ]
-    way = "stacked" if device.type == "cuda" else "auto"  # short runs of small nets: timing the ways takes longer
+    execution = "stacked" if device.type == "cuda" else "auto"  # short runs of small nets: timing the ways takes longer
     with torch.enable_grad():  # the server observes updates under no_grad
-        fitted = dict(fit_many(net, tasks, turn, transform=augment, way=way))
+        fitted = dict(fit_many(net, tasks, turn, transform=augment, execution=execution))
     return [fitted[number].state for number in range(models)], design
 
 

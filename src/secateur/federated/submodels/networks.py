@@ -30,7 +30,7 @@ from secateur.federated.traffic import Measure
 from secateur.functional import Ask, Functional
 from secateur.gpu.precision import full_precision
 from secateur.gpu.stacked_layers import conv2d, linear, norm_relu, norm_relu_pool
-from secateur.inference import arranged
+from secateur.inference import to_channels_last
 from secateur.interfaces import Batch, Params
 from secateur.models.create import check
 from secateur.models.mapp import Scaler
@@ -80,7 +80,7 @@ class Narrow:
         return tuple(ask.draw(rng) for ask in self._asks[size])
 
 
-def static(net: nn.Module) -> nn.Module:
+def without_statistics(net: nn.Module) -> nn.Module:
     """Return a copy whose BatchNorms always use the batch's statistics, and keep none."""
     copied = copy.deepcopy(net)
     for module in copied.modules():
@@ -90,7 +90,7 @@ def static(net: nn.Module) -> nn.Module:
     return copied
 
 
-def narrowed(
+def build_narrow(
     net: nn.Module, structure: Structure, rate: float, scaler: bool, input_shape: tuple[int, ...], classes: int
 ) -> nn.Module:
     """Return the network of a client that keeps this share of the channels; its weights mean nothing."""
@@ -121,10 +121,10 @@ def _scale(net: nn.Module, rate: float, scaler: bool, layers: list[str]) -> None
     for module in scalers:
         module.rate = rate if scaler else 1.0
     for name in layers if scaler and not scalers else ():
-        net.get_submodule(name).register_forward_hook(partial(_divided, rate))
+        net.get_submodule(name).register_forward_hook(partial(_divide, rate))
 
 
-def _divided(rate: float, layer: nn.Module, inputs: Any, outputs: Tensor) -> Tensor:
+def _divide(rate: float, layer: nn.Module, inputs: Any, outputs: Tensor) -> Tensor:
     return outputs / rate
 
 
@@ -164,7 +164,7 @@ def _steps(layers: Sequence[nn.Module]) -> Iterator[Step]:
             case nn.Linear():
                 yield lambda x, parameters: linear(x, next(parameters), next(parameters))
             case _:
-                yield partial(_itself, layer)
+                yield partial(_apply_layer, layer)
 
 
 def _conv2d(rate: float, normed: bool, x: Tensor, parameters: Iterator[Tensor]) -> Tensor:
@@ -177,7 +177,7 @@ def _norm(layer: Callable[..., Tensor], eps: float, x: Tensor, parameters: Itera
     return layer(x, next(parameters), next(parameters), eps)
 
 
-def _itself(layer: nn.Module, x: Tensor, parameters: Iterator[Tensor]) -> Tensor:
+def _apply_layer(layer: nn.Module, x: Tensor, parameters: Iterator[Tensor]) -> Tensor:
     outputs: Tensor = layer(x)
     return outputs
 
@@ -187,7 +187,7 @@ def fits(net: nn.Module) -> bool:
     layers = _layers(net)
     weighty = [layer for layer in layers if [*layer.parameters()]]
     once = len(weighty) == len(set(weighty))  # a layer that occurs twice has its parameters only once
-    return once and not any(map(_hooked, net.modules())) and all(map(_known, layers, [*layers[1:], None]))
+    return once and not any(map(_has_hooks, net.modules())) and all(map(_is_known, layers, [*layers[1:], None]))
 
 
 def _layers(net: nn.Module) -> list[nn.Module]:
@@ -195,12 +195,12 @@ def _layers(net: nn.Module) -> list[nn.Module]:
     return [layer for module in net for layer in _layers(module)] if type(net) is nn.Sequential else [net]
 
 
-def _hooked(module: nn.Module) -> bool:
+def _has_hooks(module: nn.Module) -> bool:
     """Return True if a module has hooks on its inputs or outputs."""
     return bool(module._forward_hooks or module._forward_pre_hooks or module._backward_hooks)
 
 
-def _known(layer: nn.Module, after: nn.Module | None) -> bool:
+def _is_known(layer: nn.Module, after: nn.Module | None) -> bool:
     if type(layer) is nn.Conv2d:
         odd = all(size % 2 for size in layer.kernel_size)
         same = layer.padding in ("same", tuple(size // 2 for size in layer.kernel_size)) and odd
@@ -247,8 +247,8 @@ class SubmodelEvaluation:
             outputs = logits(narrow.net, params, self.test.inputs, terms.test_batch)
         else:
             examples = self.train.inputs[torch.cat([*shares]).to(self.train.inputs.device)]
-            outputs = reestimated(narrow.net, params, examples, self.test.inputs, terms.test_batch)
-        return judged(outputs, self.test.labels)
+            outputs = predict_reestimated(narrow.net, params, examples, self.test.inputs, terms.test_batch)
+        return score_outputs(outputs, self.test.labels)
 
     def clients(self, number: int, received: Callable[[int], tuple[Narrow, SubmodelIndex, Tensor]]) -> list[Measure]:
         """Return the measures of the models that clients begin the round with; equal models are tested once.
@@ -277,7 +277,7 @@ def mean_of(measures: Sequence[Measure], number: int) -> list[Measure]:
     return [Measure("client_accuracy", sum(values) / len(values), number, note=note)] if values else []
 
 
-def judged(outputs: Tensor, labels: Tensor) -> dict[str, float]:
+def score_outputs(outputs: Tensor, labels: Tensor) -> dict[str, float]:
     """Return accuracy and loss; outputs that are not finite have accuracy 0 and no loss."""
     if not bool(outputs.isfinite().all()):
         return {"test_accuracy": 0.0}
@@ -296,7 +296,9 @@ def losses(net: nn.Module, params: Params, batch: Batch, batch_size: int = 128) 
     return cross_entropy(logits(net, params, batch.inputs, batch_size), batch.labels, reduction="none")
 
 
-def reestimated(net: nn.Module, params: Params, examples: Tensor, inputs: Tensor, batch_size: int = 128) -> Tensor:
+def predict_reestimated(
+    net: nn.Module, params: Params, examples: Tensor, inputs: Tensor, batch_size: int = 128
+) -> Tensor:
     """Return (N, K) outputs by statistics averaged over the batches of `examples` (HeteroFL's sBN)."""
     model = copy.deepcopy(net).to(inputs.device).eval()
     for module in model.modules():
@@ -316,9 +318,9 @@ def reestimated(net: nn.Module, params: Params, examples: Tensor, inputs: Tensor
 def _outputs(function: Callable[[Tensor], Tensor], inputs: Tensor, batch_size: int) -> Tensor:
     rows = torch.arange(len(inputs), device=inputs.device)
     with full_precision(inputs.device):
-        return torch.cat([function(arranged({"": inputs[part]})[""]) for part in batches(rows, batch_size)])
+        return torch.cat([function(to_channels_last({"": inputs[part]})[""]) for part in batches(rows, batch_size)])
 
 
 def _copies(params: Params) -> Params:
     """Return copies, as views of a flat vector may begin at addresses that GPU kernels cannot read."""
-    return arranged(tree.clone(params))
+    return to_channels_last(tree.clone(params))

@@ -17,7 +17,7 @@ import numpy as np
 
 from secateur.catalogue import method
 from secateur.errors import WrongInput, check_numbers, check_wholes
-from secateur.pruning.masks import one_of
+from secateur.pruning.masks import check_name
 
 Coupling = Literal["layer-wise", "independent"]
 
@@ -46,7 +46,7 @@ class Rule(ABC):
         """Return the channels that the client trains, sorted."""
 
     def __post_init__(self) -> None:
-        one_of("coupling", getattr(self, "coupling", "layer-wise"), get_args(Coupling))
+        check_name("coupling", getattr(self, "coupling", "layer-wise"), get_args(Coupling))
         if getattr(self, "groups", 4) not in (4, 9, 16):  # squares: as many blocks of inputs as of outputs
             raise WrongInput("groups", f"{self.most_groups} is not allowed; must be 4, 9 or 16")
 
@@ -204,7 +204,7 @@ class OneResampledBlock(Rule):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        one_of("reading", self.reading, ("code", "paper"))
+        check_name("reading", self.reading, ("code", "paper"))
 
     def __call__(self, at: RuleContext) -> np.ndarray:
         """Return the block of the round's group, or of the client's."""

@@ -82,7 +82,7 @@ class Structure:
     """The slots of a network, and the cells that belong to them."""
 
     def __init__(self, net: nn.Module, input_shape: tuple[int, ...]) -> None:
-        analysis = analysed(net, input_shape)
+        analysis = analyse_channels(net, input_shape)
         self.device = next(net.parameters()).device
         self.shapes = {name: tuple(value.shape) for name, value in net.named_parameters()}
         self.sizes = {name: math.prod(shape) for name, shape in self.shapes.items()}
@@ -135,10 +135,10 @@ class Structure:
         """Return the sub-model that a rule gives a client in a round."""
         key = None if rate == 1 else (rule, asked, rate)
         if key not in self._asked:
-            _remember(self._asked, key, self._chosen(rule, asked, rate))
+            _remember(self._asked, key, self._choose(rule, asked, rate))
         return self._asked[key]
 
-    def _chosen(self, rule: Rule, asked: ClientAndRound, rate: float) -> SubmodelIndex:
+    def _choose(self, rule: Rule, asked: ClientAndRound, rate: float) -> SubmodelIndex:
         keep, count = self.widths(rate), sum(slot.size for slot in self.slots) + 1
 
         def flags(read: np.ndarray | None = None, layer: int = 0) -> np.ndarray:
@@ -158,10 +158,10 @@ class Structure:
             inputs = {name: flags(layer.reads, slots * (i + 1)) for i, (name, layer) in enumerate(self.layers.items())}
         key = b"".join(mask.tobytes() for mask in (outputs, *inputs.values()))
         if key not in self._cuts:
-            _remember(self._cuts, key, self._made(outputs, inputs))
+            _remember(self._cuts, key, self._build_index(outputs, inputs))
         return self._cuts[key]
 
-    def _made(self, outputs: np.ndarray, inputs: dict[str, np.ndarray]) -> SubmodelIndex:
+    def _build_index(self, outputs: np.ndarray, inputs: dict[str, np.ndarray]) -> SubmodelIndex:
         parts: dict[str, np.ndarray] = {}
         shapes: dict[str, tuple[int, ...]] = {}
         kept = {name: np.flatnonzero(outputs[layer.makes]) for name, layer in self.layers.items()}
@@ -181,7 +181,7 @@ class Structure:
         return SubmodelIndex(index, cells, shapes, {name: torch.from_numpy(rows) for name, rows in kept.items()})
 
 
-def analysed(net: nn.Module, input_shape: tuple[int, ...]) -> Channels:
+def analyse_channels(net: nn.Module, input_shape: tuple[int, ...]) -> Channels:
     """Return the network's channels; refuse, with the layer's name, a network that cannot be followed."""
     try:
         channels = analyse(net, input_shape)

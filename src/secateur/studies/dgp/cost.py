@@ -24,7 +24,7 @@ from secateur.evaluation.client import scale as pixel_scale
 from secateur.evaluation.client import transform_of
 from secateur.functional import noise_of
 from secateur.interfaces import Batch, Params, Transform, UploadContext
-from secateur.metrics.cost import communication, paper_accounting
+from secateur.metrics.cost import communication, count_as_paper
 from secateur.metrics.estimates import combine, mean
 from secateur.runs.artifacts import Result
 from secateur.runs.rows import Row
@@ -97,7 +97,7 @@ def _measure(setting: DgpSetting, model: str, data: Dataset, defense: str) -> Re
         end = _now(setting.device)
         defending.append(transformed - start + end - differentiated)
         total_seconds.append(end - start)
-    real, counted = communication(sent, **broadcast), paper_accounting(sent, **broadcast)
+    real, counted = communication(sent, **broadcast), count_as_paper(sent, **broadcast)
     sizes = {"bytes": real.bytes, "ratio": real.ratio, "paper_ratio": counted.ratio}
     return Result(data=sizes | dict(zip(TIMES, map(_spread, (defending, total_seconds)), strict=True)))
 

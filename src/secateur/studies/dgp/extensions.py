@@ -26,7 +26,7 @@ from secateur.errors import WrongInput
 from secateur.evaluation.membership import attack_rows, cache_answers, evaluate_guesses, flat_labels
 from secateur.federated.collaborative.training import CollaborativeResult
 from secateur.functional import classifier
-from secateur.inference import answering
+from secateur.inference import bind_state
 from secateur.interfaces import Batch, BlackBox, Candidates, InOut, Mask, Params, Shadow
 from secateur.metrics.estimates import combine, mean
 from secateur.metrics.membership import Estimate, share, share_of
@@ -322,7 +322,7 @@ class MembershipMatch:
 
     def _box(self, trained: CollaborativeResult) -> BlackBox:
         net = build_structure(self.setting, self.model, self.data, self.defense)
-        answer = answering(net, trained.state, self.setting.device)
+        answer = bind_state(net, trained.state, self.setting.device)
         return cache_answers(lambda inputs: answer(inputs).softmax(1))
 
     def _rows(self, rows: Tensor) -> Batch:

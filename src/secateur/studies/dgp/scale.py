@@ -138,7 +138,7 @@ def load_datasets(steps: Sequence[Step], scale: DgpScale, options: Mapping[str, 
         if name not in loaded:
             data = load(name, options.get("data_folder"), True)
             check_pictures(data)
-            data = data if scale.examples is None else data.at_most(scale.examples, derive(0, "examples"))
+            data = data if scale.examples is None else data.limit_rows(scale.examples, derive(0, "examples"))
             untested = data.train_size == len(data.inputs)
             loaded[name] = replace(data, train_size=int((1 - TESTED) * len(data.inputs))) if untested else data
         data = by_paper[step.data] = loaded[name]

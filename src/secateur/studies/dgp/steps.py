@@ -19,17 +19,17 @@ from secateur.defenses.error_feedback import upload_of
 from secateur.defenses.precode import with_divergence
 from secateur.defenses.uploads import SendAll
 from secateur.errors import WrongInput
-from secateur.evaluation.client import check_attack, protected, transform_of
+from secateur.evaluation.client import check_attack, protect, transform_of
 from secateur.evaluation.client import scale as pixel_scale
 from secateur.experiments.context import SeedContext
 from secateur.experiments.invert import ClientExposure, chance_of
-from secateur.experiments.invert_targets import needs_generator, with_untrained
+from secateur.experiments.invert_targets import add_untrained_generator, needs_generator
 from secateur.federated.augment import crop_and_flip
 from secateur.federated.collaborative.measurements import Row as Numbers
 from secateur.federated.collaborative.plan import SCHEDULES, Liar, Plan, Schedule
 from secateur.federated.collaborative.training import CollaborativeResult, CollaborativeTraining, Epoch, collaborate
 from secateur.interfaces import Loss, Transform
-from secateur.metrics.cost import communication, paper_accounting
+from secateur.metrics.cost import communication, count_as_paper
 from secateur.metrics.membership import share_of
 from secateur.models.create import create
 from secateur.runs.rows import Row
@@ -118,7 +118,7 @@ def attack_texts(attack: str, defense: str, scale: DgpScale, adaptive: Sequence[
 def _refused(exposure: ClientExposure, attack: Choice) -> str | None:
     """Return the reason why an attack cannot be mounted; None if it can."""
     client = exposure.client
-    attacked = with_untrained(client, exposure.config) if needs_generator(attack) else client
+    attacked = add_untrained_generator(client, exposure.config) if needs_generator(attack) else client
     try:
         check_attack(attack, attacked, exposure.targets[0], chance_of(exposure.seed, attack)[0])
     except WrongInput as error:
@@ -163,7 +163,7 @@ class TrainingTraffic:
         """Measure in the last epoch only, because encoding takes as long as several steps."""
         if epoch.row["epoch"] < self.epochs:
             return {}
-        real, counted = communication(epoch.sent[0], epoch.inside), paper_accounting(epoch.sent[0], epoch.inside)
+        real, counted = communication(epoch.sent[0], epoch.inside), count_as_paper(epoch.sent[0], epoch.inside)
         return {"bytes": real.bytes, "ratio": real.ratio, "paper_ratio": counted.ratio}
 
 
@@ -190,7 +190,7 @@ def train(
     if slow := [part.name for part in chosen.parts if part.name in scale.untrained]:
         raise WrongInput("defense", f"training under {', '.join(slow)} takes too long for this scale")
     net = create(model, data.input_shape, data.classes, derive(seed, "initialise", role))
-    net, precode = protected(net, chosen, data.classes, derive(seed, "initialise", "defense"))
+    net, precode = protect(net, chosen, data.classes, derive(seed, "initialise", "defense"))
     loss: Loss = cross_entropy
     if precode is not None:
         net, loss = with_divergence(net, cross_entropy, precode.beta)
@@ -210,7 +210,7 @@ def train(
 def build_structure(setting: DgpSetting, model: str, data: Dataset, defense: str) -> nn.Module:
     """Return the network structure of a training under this defense."""
     net = create(model, data.input_shape, data.classes, derive(setting.seed, "initialise", "shared"))
-    return protected(net, defense_of_updates(defense), data.classes, derive(setting.seed, "initialise", "defense"))[0]
+    return protect(net, defense_of_updates(defense), data.classes, derive(setting.seed, "initialise", "defense"))[0]
 
 
 def schedule_of(scale: DgpScale, model: str) -> Schedule:

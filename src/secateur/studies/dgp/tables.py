@@ -242,7 +242,7 @@ def _percent(value: float | None, training: TrainingKey, network: str = "resnet1
 
 def shares(defense: str) -> tuple[float, float]:
     """Return k1 and k2 of a DGP by its text with settings; zeros for another defense."""
-    part = defense_of_updates(defense).acting_on("upload")
+    part = defense_of_updates(defense).find_part("upload")
     return part.make().shares if part is not None and part.name == "dgp" else (0.0, 0.0)
 
 

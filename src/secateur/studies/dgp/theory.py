@@ -90,7 +90,7 @@ def _compare(exposure: ClientExposure, group: range) -> Result:
         truth, rng = exposure.targets[number], chance_of(exposure.seed, attack)[0]
         assert isinstance(truth, Batch)
         both = (replace(client, guard=None), client)
-        views = [variant.seen(attack.make(), [truth], rng, number)[1][0][0] for variant in both]
+        views = [variant.show_targets(attack.make(), [truth], rng, number)[1][0][0] for variant in both]
         gradient, sent = (view.update.values for view in views)
         values = {"relative_distance": relative_distance(gradient, sent)}
         if reconstruction is not None and reconstruction.batch.inputs.shape == truth.inputs.shape:
@@ -255,7 +255,7 @@ def _train_and_bound(training: CollaborativeTraining) -> Result:
             models.append(training.model())
     gradients = [theorems.full_gradient(training.net, model, examples) for model in models]
     met = theorems.constants(
-        rows, theorems.observed_smoothness(models, gradients), _loss(training, models[0], examples)
+        rows, theorems.estimate_smoothness(models, gradients), _loss(training, models[0], examples)
     )
     squares = [sum(float(value.double().square().sum()) for value in gradient.values()) for gradient in gradients[:-1]]
     rate = training.plan.schedule.rate(1)

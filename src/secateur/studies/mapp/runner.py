@@ -28,7 +28,7 @@ from secateur.federated.submodels.exposure import ExposureObserver
 from secateur.federated.submodels.federation import StackedFederations, SubmodelFederation
 from secateur.federated.submodels.local_baseline import LocalBaseline
 from secateur.federated.submodels.membership_attacks import Asking
-from secateur.federated.submodels.networks import static
+from secateur.federated.submodels.networks import without_statistics
 from secateur.federated.traffic import Measure, Round
 from secateur.models.create import create
 from secateur.progress import progress
@@ -155,7 +155,7 @@ class MappRunner:
     def _job(self, case: Case, seed: int) -> FederationJob:
         """Return a federation with the server's initial network."""
         data, rng = self.data, derive(seed, "initialise", "server")
-        net = static(create(case.model, data.input_shape, data.classes, rng))
+        net = without_statistics(create(case.model, data.input_shape, data.classes, rng))
         return FederationJob(case, seed, terms_of(case, self.scale, data, seed), net, self.device)
 
     def _depends(self, job: FederationJob) -> dict[str, Any]:
@@ -189,7 +189,7 @@ class MappRunner:
         logs = [exposer.log for exposer in exposers]
         with progress(_title(jobs), self.scale.rounds, rate=True) as advance:
             follow(self.run.folder, key, training, logs, self._round_adder(federations, exposers, advance))
-        return [Result(one.model(), log.plain()) for one, log in zip(trainings, logs, strict=True)]
+        return [Result(one.model(), log.to_plain()) for one, log in zip(trainings, logs, strict=True)]
 
     def _add(self, job: FederationJob, result: Result) -> None:
         """Add the rows and figures of a federation to the run, and a row of its seconds."""

@@ -80,7 +80,7 @@ def load_data(scale: MappScale, options: Mapping[str, Any]) -> Dataset:
     """Load the data of a study; a data set without a test part gets a fifth of its rows as test part."""
     data = load(options.get("data") or scale.data, options.get("data_folder"), True)
     check_pictures(data)
-    data = data if scale.examples is None else data.at_most(scale.examples, derive(0, "examples"))
+    data = data if scale.examples is None else data.limit_rows(scale.examples, derive(0, "examples"))
     if data.train_size < len(data.inputs):
         return data
     order = torch.randperm(len(data.inputs), generator=derive(0, "held out"))

@@ -20,7 +20,7 @@ from secateur.data.dataset import Dataset
 from secateur.data.partition import by_writer
 from secateur.defenses.priprune import PRESETS, PriPrune
 from secateur.errors import WrongInput
-from secateur.federated.build import loaded
+from secateur.federated.build import load_data
 from secateur.models.create import create
 from secateur.seeding import derive
 from secateur.studies import study
@@ -149,7 +149,7 @@ class PripruneSetting:
             fields = {"data": name, "model": self.options.get("model") or stand_in.model}
             fields |= {"examples": self.scale.examples, "threads": self.scale.threads}
             fields |= {"data_folder": self.options.get("data_folder")}
-            data, _ = loaded(read(Federate, None, fields))
+            data, _ = load_data(read(Federate, None, fields))
             self.datasets[key] = of_first_writers(data, self.scale.writers)
         return self.datasets[key]
 

@@ -87,7 +87,7 @@ def _lines(curve: LeakageCurve) -> Iterator[TableLine]:
     shared = {name: f"{value:g}" if isinstance(value, int | float) else value for name, value in curve.labels.items()}
     for x in curve.points:
         varied = {"model": curve.networks[x]} if curve.axis is SIZE else {}
-        cells: Cells = {title: curve.at(x, name) for name, title in names.items()}
+        cells: Cells = {title: curve.average_at(x, name) for name, title in names.items()}
         at = {curve.axis.title: f"{x:,.0f}" if x >= 1000 else f"{x:g}"}
         yield TableLine(shared | varied | at, cells, _paper(curve, x), part=f"By {curve.axis.title}")
 
@@ -109,7 +109,7 @@ def _findings(axis: Axis, drawn: Sequence[LeakageCurve]) -> Iterator[Finding]:
     forms |= {} if axis is ROUNDS else {"corrected_gradient": "corrected, without the mask"}
 
     def correlated(claim: str, first: str, second: str, sign: int = 1) -> Finding:
-        cases = {curve.title: _turned(curve.together(first, second), sign) for curve in drawn}
+        cases = {curve.title: _turned(curve.correlate(first, second), sign) for curve in drawn}
         return judge(f"{claim} {RANKS}", cases, unit="")
 
     yield correlated(f"leakage {change} with the {axis.title}: NMI, 256 levels", "x", "nmi_256", sign)
@@ -131,7 +131,9 @@ def bound(
 ) -> None:
     """Add the terms of Theorem 4.1 for the attacked updates of one federation as rows; the rounds are run again."""
     terms = build_spec(config, data, seed, base, defense_of_clients("none"))
-    federation = Federation(network_of(config, data, seed).to(device), data, terms, seed, device, way=config.way)
+    federation = Federation(
+        network_of(config, data, seed).to(device), data, terms, seed, device, execution=config.execution
+    )
     every = config.attack_every or config.rounds
     attacked = range(every, config.rounds + 1, every)
     examples = scale.leaking.examples

@@ -13,12 +13,12 @@ from torch import Generator, Tensor, nn
 
 from secateur import tree
 from secateur.attacks.inversion.engines import choose, engine_for, layer_rules
-from secateur.attacks.inversion.engines.autograd import plain, stacked
-from secateur.attacks.inversion.engines.layerwise import layerwise, supported
+from secateur.attacks.inversion.engines.autograd import evaluate_singly, evaluate_stacked
+from secateur.attacks.inversion.engines.layerwise import explain_unsupported, layerwise
 from secateur.attacks.inversion.problem import Compared, Problem, structure
 from secateur.errors import WrongInput
 from secateur.gpu.graphs import capture_step
-from secateur.gpu.memory import halving
+from secateur.gpu.memory import halve_on_shortage
 from secateur.models.create import create
 
 TOLERANCE = {torch.float32: 1e-4, torch.float64: 1e-8}
@@ -91,7 +91,7 @@ def agree(engine, problem: Problem, variables, labels, objective=None, fixed=Non
     objective = objective or Cosine()
     before = {**tree.clone(problem.sent), **{f"module {k}": v.clone() for k, v in problem.net.state_dict().items()}}
     hooks = [len(module._forward_hooks) + len(module._forward_pre_hooks) for module in problem.net.modules()]
-    wanted = plain(problem, objective)(variables, labels, fixed or {})
+    wanted = evaluate_singly(problem, objective)(variables, labels, fixed or {})
     got = engine(problem, objective)(variables, labels, fixed or {})
     after = {**problem.sent, **{f"module {k}": v for k, v in problem.net.state_dict().items()}}
     assert all(torch.equal(before[name], after[name]) for name in before)
@@ -127,7 +127,7 @@ def some_mask(problem: Problem) -> dict[str, Tensor]:
     return {name: torch.rand(value.shape, generator=rng) > 0.4 for name, value in problem.observed.items()}
 
 
-ENGINES = {"stacked": stacked, "layerwise": layerwise}
+ENGINES = {"stacked": evaluate_stacked, "layerwise": layerwise}
 BOTH = pytest.mark.parametrize("engine", list(ENGINES.values()), ids=list(ENGINES))
 TYPES = pytest.mark.parametrize("dtype", list(TOLERANCE), ids=["float32", "float64"])
 OBJECTIVES = pytest.mark.parametrize("objective", [Cosine(), Gap()], ids=["cosine", "gap"])
@@ -198,8 +198,8 @@ def test_stacked_unrolls_steps_of_networks_of_their_own(dtype, objective, step_b
     unrolled = Problem(
         problem.net, sent, problem.observed, own_weights=True, steps=3, learning_rate=0.05, step_batch=step_batch
     )
-    agree(stacked, unrolled, variables, labels, objective)
-    agree(stacked, unrolled, soft(problem, variables), None, objective)
+    agree(evaluate_stacked, unrolled, variables, labels, objective)
+    agree(evaluate_stacked, unrolled, soft(problem, variables), None, objective)
 
 
 def test_stacked_applies_a_compression_to_the_trial_and_can_go_in_chunks():
@@ -209,8 +209,8 @@ def test_stacked_applies_a_compression_to_the_trial_and_can_go_in_chunks():
         return {name: value * (value.abs() > value.abs().mean()) for name, value in gradient.items()}
 
     squeezed = Problem(problem.net, problem.sent, problem.observed, compression=largest)
-    agree(stacked, squeezed, variables, labels)
-    agree(lambda p, o: stacked(p, o, chunk=2), squeezed, variables, labels)
+    agree(evaluate_stacked, squeezed, variables, labels)
+    agree(lambda p, o: evaluate_stacked(p, o, chunk=2), squeezed, variables, labels)
 
 
 MODELS = ["lenet-zhu", "cnn6", "resnet18-w16", "vgg11-bn", "mapp-cnn-8", "digits-cnn"]
@@ -349,7 +349,7 @@ def test_the_gap_is_exact_where_the_gradients_nearly_agree():
     near = {name: value.clone() for name, value in variables.items()}
     exact = Problem(problem.net, problem.sent, tree.stack(_gradients(problem, near["inputs"], labels)))
     near["inputs"] += 1e-9 * torch.randn(near["inputs"].shape, generator=drawn(9))
-    wanted = plain(exact, Gap())(near, labels, {}).total
+    wanted = evaluate_singly(exact, Gap())(near, labels, {}).total
     lengths = sum(value.square().flatten(1).sum(1) for value in exact.observed.values())
     assert (wanted < torch.finfo(torch.float64).eps * lengths).all()
     torch.testing.assert_close(layerwise(exact, Gap())(near, labels, {}).total, wanted, rtol=1e-3, atol=0)
@@ -402,33 +402,33 @@ class Branching(Twice):
 )
 def test_what_layerwise_cannot_take_is_said(make, reason):
     problem, variables, labels = made(make())
-    assert reason in str(supported(problem))
+    assert reason in str(explain_unsupported(problem))
     with pytest.raises(WrongInput, match="layerwise cannot be used"):
         layerwise(problem, Cosine())
     if make is not Branching:
-        agree(stacked, problem, variables, labels)
+        agree(evaluate_stacked, problem, variables, labels)
 
 
 def test_problems_that_layerwise_cannot_take_are_said():
     problem, _, _ = made(small())
     base = problem.net, problem.sent, problem.observed
-    assert supported(problem) is None
-    assert "weights of its own" in str(supported(Problem(*base, own_weights=True)))
-    assert "unrolled" in str(supported(Problem(*base, steps=2)))
-    assert "compressed" in str(supported(Problem(*base, compression=lambda gradient: gradient)))
+    assert explain_unsupported(problem) is None
+    assert "weights of its own" in str(explain_unsupported(Problem(*base, own_weights=True)))
+    assert "unrolled" in str(explain_unsupported(Problem(*base, steps=2)))
+    assert "compressed" in str(explain_unsupported(Problem(*base, compression=lambda gradient: gradient)))
     tied = nn.Sequential(nn.Flatten(), nn.Linear(8, 8), nn.Linear(8, 8))
     tied[2].weight = tied[1].weight
-    assert "is also 1.weight" in str(supported(Problem(tied, {}, {})))
+    assert "is also 1.weight" in str(explain_unsupported(Problem(tied, {}, {})))
     hooked = nn.Sequential(nn.Flatten(), nn.Linear(192, 4))
     hooked[1].register_forward_hook(lambda *_: None)
-    assert "hooks" in str(supported(Problem(hooked, {}, {})))
+    assert "hooks" in str(explain_unsupported(Problem(hooked, {}, {})))
 
 
 def test_a_single_layer_is_a_network_too():
     problem, _, _ = made(nn.Sequential(nn.Flatten(), nn.Linear(192, 4)))
     linear = Problem(problem.net[1], {k[2:]: v for k, v in problem.sent.items()},
                      {k[2:]: v for k, v in problem.observed.items()})  # fmt: skip
-    assert supported(linear) is None
+    assert explain_unsupported(linear) is None
 
 
 def chosen(problem: Problem, trials: int, device: str, name: str = "auto") -> str:
@@ -470,7 +470,7 @@ def test_halving_goes_on_with_half_as_many(error, caplog):
         return rows.tolist()
 
     with caplog.at_level(logging.WARNING):
-        parts = halving(run, torch.arange(13))
+        parts = halve_on_shortage(run, torch.arange(13))
     assert [row for part in parts for row in part] == list(range(13))
     assert tried == [13, 7, 4, 2, 2, 2, 2, 2, 2, 1]
     assert len(caplog.records) == 1 and "memory ran out with 13 trials" in caplog.text
@@ -484,9 +484,9 @@ def test_halving_raises_what_is_not_about_memory_or_cannot_be_halved():
         raise MemoryError
 
     with pytest.raises(RuntimeError, match="shapes"):
-        halving(wrong, torch.arange(4))
+        halve_on_shortage(wrong, torch.arange(4))
     with pytest.raises(MemoryError):
-        halving(full, torch.arange(4))
+        halve_on_shortage(full, torch.arange(4))
 
 
 def test_on_a_cpu_a_step_is_itself():
@@ -499,7 +499,7 @@ GPU = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 
 
 @GPU
-@pytest.mark.parametrize("engine", [stacked, layerwise], ids=["stacked", "layerwise"])
+@pytest.mark.parametrize("engine", [evaluate_stacked, layerwise], ids=["stacked", "layerwise"])
 @pytest.mark.parametrize("objective", [Cosine(needs_statistics=True), Gap()], ids=["cosine", "gap"])
 def test_a_captured_step_does_what_the_eager_one_does(engine, objective):
     problem, variables, labels = made(small(), batch=2, dtype=torch.float64)
@@ -545,7 +545,7 @@ def test_halving_on_a_gpu_that_is_full():
     torch.cuda.empty_cache()
     torch.cuda.set_per_process_memory_fraction((torch.cuda.memory_reserved() + 5 * unit) / total)
     try:
-        sizes = halving(
+        sizes = halve_on_shortage(
             lambda rows: torch.empty(len(rows), unit, dtype=torch.uint8, device="cuda").shape[0], torch.arange(8)
         )
     finally:

@@ -51,8 +51,8 @@ def taken(monkeypatch):
 @pytest.mark.parametrize("steps", [1, 2])
 def test_a_double_backward_through_stacked_convolutions(objective, steps, taken):
     problem, variables, labels = own(torch.float64, steps=steps, learning_rate=0.05)
-    agree(engine.stacked, problem, variables, labels, objective)
-    agree(engine.stacked, problem, soft(problem, variables), None, objective)
+    agree(engine.evaluate_stacked, problem, variables, labels, objective)
+    agree(engine.evaluate_stacked, problem, soft(problem, variables), None, objective)
     assert {True, False} == set(taken)
 
 
@@ -70,7 +70,7 @@ def test_and_through_their_kernels(objective, taken, monkeypatch):
         return stacked_layers_kernels if x.dtype == torch.float32 else None
 
     monkeypatch.setattr(stacked_layers, "kernels_for", kernels_for)
-    agree(engine.stacked, *own(torch.float32, trials=2), objective)
+    agree(engine.evaluate_stacked, *own(torch.float32, trials=2), objective)
     assert called
 
 
@@ -88,5 +88,9 @@ def test_a_gpu_agrees_with_the_plain_loop(objective):
     assert isinstance(engine.layers(moved), Products)
     with tf32(False):
         agree(
-            engine.stacked, moved, {name: value.cuda() for name, value in variables.items()}, labels.cuda(), objective
+            engine.evaluate_stacked,
+            moved,
+            {name: value.cuda() for name, value in variables.items()},
+            labels.cuda(),
+            objective,
         )

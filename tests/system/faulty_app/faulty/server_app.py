@@ -15,7 +15,7 @@ app = ServerApp()
 def main(grid, context):
     stage, held = (context.run_config.pop(name) for name in ("stage", "held"))
     context.run_config.pop("stuck")
-    rounds, plain = iter(range(1, 1000)), Link.meet
+    rounds, plain = iter(range(1, 1000)), Link.greet_nodes
 
     def meet(self):
         if next(rounds) == held:
@@ -24,5 +24,5 @@ def main(grid, context):
                 time.sleep(0.1)
         plain(self)
 
-    Link.meet = meet
+    Link.greet_nodes = meet
     apps.server_app()(grid, context)

@@ -10,8 +10,8 @@ from typing import NamedTuple
 
 import torch
 
-from secateur.attacks.inversion.engines.autograd import plain, stacked
-from secateur.attacks.inversion.engines.layerwise import UNTRACED, layerwise, supported
+from secateur.attacks.inversion.engines.autograd import evaluate_singly, evaluate_stacked
+from secateur.attacks.inversion.engines.layerwise import UNTRACED, explain_unsupported, layerwise
 from secateur.attacks.inversion.problem import Evaluate, Objective, Problem
 from secateur.errors import WrongInput, unknown
 
@@ -35,8 +35,8 @@ def engine_for(problem: Problem, objective: Objective, device: torch.device | st
     """Return the engine called `name`, set up for this problem; "auto" takes the result of `choose`."""
     chunk = CHUNK if torch.device(device).type == "cpu" else None
     engines: dict[str, Callable[[], Evaluate]] = {
-        "plain": lambda: plain(problem, objective),
-        "stacked": lambda: stacked(problem, objective, chunk),
+        "plain": lambda: evaluate_singly(problem, objective),
+        "stacked": lambda: evaluate_stacked(problem, objective, chunk),
         "layerwise": lambda: layerwise(problem, objective, chunk),
     }
     return engines[choose(problem, device, name).name]()
@@ -48,7 +48,7 @@ def choose(problem: Problem, device: torch.device | str, name: str = "auto") -> 
         raise unknown("engine", name, ("auto", *ENGINES))
     if name == "plain":
         return EngineChoice(name, "asked for")
-    reason = supported(problem)
+    reason = explain_unsupported(problem)
     if name != "auto":
         if name == "layerwise" and reason:
             raise WrongInput("engine", f"layerwise cannot be used: {reason}; allowed: auto, plain, stacked")
@@ -57,7 +57,7 @@ def choose(problem: Problem, device: torch.device | str, name: str = "auto") -> 
     if reason and UNTRACED in reason:
         return EngineChoice("plain", reason)
     if torch.device(device).type == "cpu":
-        return _on_cpu(problem.trials, size, reason)
+        return _choose_on_cpu(problem.trials, size, reason)
     if reason:
         return EngineChoice("stacked", f"layerwise cannot be used: {reason}")
     if size < TINY and problem.trials > MANY:
@@ -65,7 +65,7 @@ def choose(problem: Problem, device: torch.device | str, name: str = "auto") -> 
     return EngineChoice("layerwise", "shared weights")
 
 
-def _on_cpu(trials: int, size: int, reason: str | None) -> EngineChoice:
+def _choose_on_cpu(trials: int, size: int, reason: str | None) -> EngineChoice:
     if trials == 1 and (reason or size < SMALL):
         return EngineChoice("plain", "one trial")
     if reason is None:

@@ -1,4 +1,4 @@
-"""Engines by a double backward pass: `plain`, one trial after another, and `stacked`, all trials by torch.func.vmap.
+"""Engines by a double backward pass: `evaluate_singly` takes one trial after another, `evaluate_stacked` all by vmap.
 
 The plain engine is the reference for the other engines. The stacked one supports everything that it supports.
 """
@@ -19,7 +19,7 @@ from secateur.attacks.inversion.problem import (
     Objective,
     Problem,
     Variables,
-    compared,
+    compare,
 )
 from secateur.gpu.stacked_layers import Products
 from secateur.interfaces import Mask, Params
@@ -27,7 +27,7 @@ from secateur.interfaces import Mask, Params
 Statistics = list[tuple[Tensor, Tensor]]
 
 
-def plain(problem: Problem, objective: Objective) -> Evaluate:
+def evaluate_singly(problem: Problem, objective: Objective) -> Evaluate:
     """Return an evaluation that takes the trials one by one."""
 
     def evaluate(variables: Variables, labels: Tensor | None, fixed: Params) -> Evaluated:
@@ -39,7 +39,7 @@ def plain(problem: Problem, objective: Objective) -> Evaluate:
             gradient = _gradient(problem, i, leaves["inputs"], chosen, objective.needs_statistics, statistics)
             aim = {name: value[i] for name, value in problem.observed.items()}
             mask = None if problem.mask is None else {name: value[i] for name, value in problem.mask.items()}
-            result = compared(problem, gradient, aim, mask, objective.needs_gap)._replace(statistics=statistics)
+            result = compare(problem, gradient, aim, mask, objective.needs_gap)._replace(statistics=statistics)
             total, matching = objective(result, leaves, {name: value[i] for name, value in fixed.items()})
             grads = torch.autograd.grad(total, list(leaves.values()))
             evaluations.append((total.detach(), matching.detach(), dict(zip(leaves, grads, strict=True))))
@@ -62,7 +62,7 @@ def _gradient(
     The update is the gradient, or the sum of the gradients of the local steps.
     """
     sent = {name: value[trial] for name, value in problem.sent.items()} if problem.own_weights else problem.sent
-    names = tree.trained(problem.net)
+    names = tree.trained_names(problem.net)
     params = {name: sent[name].detach().requires_grad_() for name in names}
     others = {name: value for name, value in sent.items() if name not in params}
     total: Params = {}
@@ -85,7 +85,7 @@ def batch_of_step(step: int, size: int, step_batch: int | None) -> Tensor:
     return torch.arange(step * step_batch, (step + 1) * step_batch) % size
 
 
-def stacked(problem: Problem, objective: Objective, chunk: int | None = None) -> Evaluate:
+def evaluate_stacked(problem: Problem, objective: Objective, chunk: int | None = None) -> Evaluate:
     """Return an evaluation that takes the trials together, or `chunk` of them at a time."""
 
     def evaluate_trial(
@@ -93,7 +93,7 @@ def stacked(problem: Problem, objective: Objective, chunk: int | None = None) ->
     ) -> tuple[Tensor, tuple[Tensor, Tensor]]:
         chosen = leaves["labels"].softmax(-1) if labels is None else labels
         gradient, statistics = client_gradient(problem, sent, leaves["inputs"], chosen, objective.needs_statistics)
-        result = compared(problem, gradient, observed, mask, objective.needs_gap)._replace(statistics=statistics)
+        result = compare(problem, gradient, observed, mask, objective.needs_gap)._replace(statistics=statistics)
         total, matching = objective(result, leaves, fixed)
         return total, (total, matching)
 
@@ -126,8 +126,8 @@ def layers(problem: Problem) -> AbstractContextManager[object]:
 def client_gradient(
     problem: Problem, sent: Params, inputs: Tensor, labels: Tensor, wanted: bool
 ) -> tuple[Params, Statistics]:
-    """Return the update that the client would have sent, as `plain` does, and the statistics of its first step."""
-    params = {name: sent[name] for name in tree.trained(problem.net)}
+    """Return the update that the client would have sent, and the statistics of its first step."""
+    params = {name: sent[name] for name in tree.trained_names(problem.net)}
     others = {name: value for name, value in sent.items() if name not in params}
 
     def task(params: Params, rows: list[int], wanted: bool) -> tuple[Tensor, Statistics]:

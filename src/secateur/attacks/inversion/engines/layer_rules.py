@@ -82,7 +82,7 @@ class MatchedLayer(ABC):
             return x.movedim(1, -1).reshape(trials, -1, x.shape[1])
         return x.reshape(trials, -1, self.width)
 
-    def unrows(self, rows: Tensor, like: Tensor) -> Tensor:
+    def from_rows(self, rows: Tensor, like: Tensor) -> Tensor:
         """Return rows in the shape of `like`: the inverse of `rows`."""
         if self.channels:
             return rows.reshape(like.shape[0], *like.shape[2:], like.shape[1]).movedim(-1, 1)
@@ -93,7 +93,7 @@ class MatchedLayer(ABC):
         """Number of outputs that share a row."""
         return int(self.module.out_features)
 
-    def stored(self, weight: Tensor) -> Tensor:
+    def reshape_weight(self, weight: Tensor) -> Tensor:
         """Return the weights (N, ...) in the shape that the algebra uses."""
         return weight.flatten(1)
 
@@ -112,7 +112,7 @@ class LinearLayer(MatchedLayer):
         inputs = a.reshape(trials, -1, a.shape[-1])
         return products(inputs, self.rows(d, trials), lambda rows: rows.reshape(a.shape))
 
-    def stored(self, weight: Tensor) -> Tensor:
+    def reshape_weight(self, weight: Tensor) -> Tensor:
         """Return the weights (N, out, in) unchanged."""
         return weight
 
@@ -129,28 +129,28 @@ class ConvLayer(MatchedLayer):
 
         Padding other than equal zeros on both sides is added before the convolution and is not part of its inputs.
         """
-        x = self.windows.padded(x)
+        x = self.windows.pad(x)
         module, windows = self.module, self.windows
         z = F.conv2d(x, module.weight, module.bias, module.stride, windows.padding, module.dilation, module.groups)
         return self.note(x, z)
 
     def algebra(self, a: Tensor, d: Tensor, trials: int) -> Algebra:
         """Return products of windows, or one convolution a trial where a CPU would copy too much."""
-        if a.device.type == "cpu" and self.windows.copied(a, d) // trials > LARGE:
-            return self._by_trials(a, d, trials)
+        if a.device.type == "cpu" and self.windows.count_copied(a, d) // trials > LARGE:
+            return self._convolve_trials(a, d, trials)
         windows = self.windows
-        inputs, outputs = windows.rows(a, trials), windows.grouped(self.rows(d, trials))
-        algebra = products(inputs, outputs, lambda rows: windows.unrows(rows, a, d))
+        inputs, outputs = windows.rows(a, trials), windows.group(self.rows(d, trials))
+        algebra = products(inputs, outputs, lambda rows: windows.from_rows(rows, a, d))
         groups = self.module.groups
         if groups == 1:
             return algebra
         return Algebra(
             lambda: algebra.gradient().reshape(trials, -1, inputs.shape[-1]),
-            lambda v: windows.ungrouped(algebra.along(v.reshape(trials * groups, -1, inputs.shape[-1]))),
+            lambda v: windows.ungroup(algebra.along(v.reshape(trials * groups, -1, inputs.shape[-1]))),
             lambda v: algebra.back(v.reshape(trials * groups, -1, inputs.shape[-1])),
         )
 
-    def _by_trials(self, a: Tensor, d: Tensor, trials: int) -> Algebra:
+    def _convolve_trials(self, a: Tensor, d: Tensor, trials: int) -> Algebra:
         """Return the algebra by one convolution a trial, without copying windows."""
         conv, windows = self.module, self.windows
         shape = conv.out_channels, conv.in_channels // conv.groups, *conv.kernel_size
@@ -182,7 +182,7 @@ class ConvLayer(MatchedLayer):
 
         return Algebra(gradient, along, back)
 
-    def stored(self, weight: Tensor) -> Tensor:
+    def reshape_weight(self, weight: Tensor) -> Tensor:
         """Return the weights (N, out, in / groups, h, w) as (N, out, h * w * in / groups)."""
         return weight.movedim(2, -1).flatten(2)
 
@@ -201,14 +201,14 @@ class Windows:
         self.padding = [one for one, _ in before] if plain else [0, 0]  # added by the convolution itself
         self._outside = None if plain else [*before[1], *before[0]]
 
-    def padded(self, x: Tensor) -> Tensor:
+    def pad(self, x: Tensor) -> Tensor:
         """Return x with the padding that the convolution itself does not add."""
         if self._outside is None:
             return x
         mode = self.conv.padding_mode
         return F.pad(x, self._outside, "constant" if mode == "zeros" else mode)
 
-    def copied(self, a: Tensor, d: Tensor) -> int:
+    def count_copied(self, a: Tensor, d: Tensor) -> int:
         """Return the number of entries of the rows."""
         height, width = self.conv.kernel_size
         return d[:, 0].numel() * a.shape[1] * height * width
@@ -227,7 +227,7 @@ class Windows:
         x = x.permute(0, 6, 1, 2, 3, 4, 5, 7)
         return x.reshape(trials * self.conv.groups, -1, x.shape[5:].numel())
 
-    def unrows(self, rows: Tensor, a: Tensor, d: Tensor) -> Tensor:
+    def from_rows(self, rows: Tensor, a: Tensor, d: Tensor) -> Tensor:
         """Apply the adjoint of `rows`: add every entry to the input from which it was copied."""
         positions, kernel, groups = d.shape[2:], self.conv.kernel_size, self.conv.groups
         if groups > 1:
@@ -246,14 +246,14 @@ class Windows:
                 whole[:, down, across] += rows[:, :, :, i, j]
         return whole[:, tall : tall + a.shape[2], wide : wide + a.shape[3]].movedim(-1, 1)
 
-    def grouped(self, rows: Tensor) -> Tensor:
+    def group(self, rows: Tensor) -> Tensor:
         """Return rows (N, positions, out) as (N * groups, positions, out / groups)."""
         trials, positions, width = rows.shape
         groups = self.conv.groups
         return rows.view(trials, positions, groups, width // groups).transpose(1, 2).flatten(0, 1)
 
-    def ungrouped(self, rows: Tensor) -> Tensor:
-        """Apply the inverse of `grouped`."""
+    def ungroup(self, rows: Tensor) -> Tensor:
+        """Apply the inverse of `group`."""
         return rows.view(-1, self.conv.groups, *rows.shape[1:]).transpose(1, 2).flatten(2)
 
     def _sides(self) -> list[tuple[int, int, int]]:
@@ -286,7 +286,7 @@ class NormLayer(MatchedLayer):
 
     def forward(self, x: Tensor) -> Tensor:
         """Apply the module, and note the call if the module has a weight."""
-        module, normal = self.module, self.normalised(x)
+        module, normal = self.module, self.normalise(x)
         if module.weight is None:
             return normal
         weight = self.spread(module.weight, x)
@@ -295,7 +295,7 @@ class NormLayer(MatchedLayer):
             normal * weight if module.bias is None else torch.addcmul(self.spread(module.bias, x), normal, weight),
         )
 
-    def normalised(self, x: Tensor) -> Tensor:
+    def normalise(self, x: Tensor) -> Tensor:
         """Return x normalised, before weight and bias."""
         module = self.module
         if isinstance(module, nn.GroupNorm):
@@ -312,28 +312,28 @@ class NormLayer(MatchedLayer):
         return Algebra(
             lambda: (inputs * outputs).sum(1),
             lambda v: inputs * v[:, None],
-            lambda v: self.unrows(outputs * v[:, None], a),
+            lambda v: self.from_rows(outputs * v[:, None], a),
         )
 
 
 class BatchNormLayer(NormLayer):
     """A BatchNorm by the statistics of each trial's own batch, as if the trial were alone."""
 
-    def normalised(self, x: Tensor) -> Tensor:
+    def normalise(self, x: Tensor) -> Tensor:
         """Return x normalised by each trial's statistics, before weight and bias."""
         mean, variance = self.moments(x)
-        normal: Tensor = (self.apart(x) - mean) * (variance + self.module.eps).rsqrt()
+        normal: Tensor = (self.split_trials(x) - mean) * (variance + self.module.eps).rsqrt()
         return normal.flatten(0, 1)
 
     def moments(self, x: Tensor) -> tuple[Tensor, Tensor]:
         """Return mean and variance of each trial's batch, and note them if the tape wants them."""
         dims = [1, *range(3, x.ndim + 1)]
-        variance, mean = torch.var_mean(self.apart(x), dims, correction=0, keepdim=True)
+        variance, mean = torch.var_mean(self.split_trials(x), dims, correction=0, keepdim=True)
         if self.tape.wanted:
             self.tape.statistics.append((mean.flatten(1), variance.flatten(1)))
         return mean, variance
 
-    def apart(self, x: Tensor) -> Tensor:
+    def split_trials(self, x: Tensor) -> Tensor:
         """Return x as (N, B, ...)."""
         return x.view(self.tape.trials, -1, *x.shape[1:])
 

@@ -9,8 +9,8 @@ outside of autograd. One backward pass from all a and d gives the gradient. Line
 |g|^2 and <g, g*> from inner products of rows where that is cheaper than g. This is the Gram trick:
 |d^T a|^2 = <a a^T, d d^T>.
 
-The engine works on a copy of the network whose layers note their inputs and outputs (`watched`). `supported` names
-the networks and problems for which this is impossible.
+The engine works on a copy of the network whose layers note their inputs and outputs (`watch`).
+`explain_unsupported` names the networks and problems for which this is impossible.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from secateur.attacks.inversion.engines.layer_rules import (
     Tape,
     batchnorm_layer,
 )
-from secateur.attacks.inversion.problem import Compared, Evaluate, Evaluated, Objective, Problem, Variables, along
+from secateur.attacks.inversion.problem import Compared, Evaluate, Evaluated, Objective, Problem, Variables, expand_as
 from secateur.errors import WrongInput
 from secateur.interfaces import Params
 
@@ -72,10 +72,10 @@ class ParameterPart(NamedTuple):
 
 def layerwise(problem: Problem, objective: Objective, chunk: int | None = None) -> Evaluate:
     """Return the evaluation of all trials as one batch, or of `chunk` at a time; refuse unsupported problems."""
-    if reason := supported(problem):
+    if reason := explain_unsupported(problem):
         raise WrongInput("engine", f"layerwise cannot be used: {reason}; allowed: plain, stacked")
     tape = Tape(wanted=objective.needs_statistics)
-    net, layers = watched(problem, tape)
+    net, layers = watch(problem, tape)
     batch = _Batch(problem, objective, net, tape, _aims(problem, layers))
     size = chunk or problem.trials
 
@@ -94,7 +94,7 @@ def layerwise(problem: Problem, objective: Objective, chunk: int | None = None) 
     return evaluate
 
 
-def supported(problem: Problem) -> str | None:
+def explain_unsupported(problem: Problem) -> str | None:
     """Return the reason why the layer-wise engine cannot take a problem, or None where it can."""
     if problem.own_weights:
         return "every trial has weights of its own"
@@ -102,10 +102,10 @@ def supported(problem: Problem) -> str | None:
         return "local steps are unrolled"
     if problem.compression is not None:
         return "the trial's gradient is compressed"
-    return _of_parameters(problem.net) or _of_calls(problem.net)
+    return _check_parameters(problem.net) or _check_calls(problem.net)
 
 
-def _of_parameters(net: nn.Module) -> str | None:
+def _check_parameters(net: nn.Module) -> str | None:
     """Return the reason in the parameters: each must lie in exactly one known layer, without hooks."""
     seen: dict[int, str] = {}
     for name, value in net.named_parameters(remove_duplicate=False):
@@ -121,7 +121,7 @@ def _of_parameters(net: nn.Module) -> str | None:
     return None
 
 
-def _of_calls(net: nn.Module) -> str | None:
+def _check_calls(net: nn.Module) -> str | None:
     """Return the reason in a trace: every layer must be called once, and no parameter be used around its layer."""
     whole = nn.Sequential(net)
     try:
@@ -141,7 +141,7 @@ def _of_calls(net: nn.Module) -> str | None:
     return None
 
 
-def watched(problem: Problem, tape: Tape) -> tuple[nn.Module, dict[str, MatchedLayer]]:
+def watch(problem: Problem, tape: Tape) -> tuple[nn.Module, dict[str, MatchedLayer]]:
     """Return a copy with the sent tensors, frozen and channels_last, and its layers by name; spare the original."""
     net = copy.deepcopy(problem.net)
     layers = {}
@@ -171,7 +171,7 @@ def _aims(problem: Problem, layers: dict[str, MatchedLayer]) -> dict[MatchedLaye
     for name, value in problem.observed.items():
         owner, _, key = name.rpartition(".")
         layer = layers[owner]
-        stored = layer.stored if key == "weight" else lambda bias: bias.flatten(1)
+        stored = layer.reshape_weight if key == "weight" else lambda bias: bias.flatten(1)
         mask = None if problem.mask is None or name not in problem.mask else stored(problem.mask[name])
         aims[layer][key] = ObservedGradient(stored(value), mask)
     return aims
@@ -200,7 +200,7 @@ class _Batch:
             notes, slopes = self._pass(leaves["inputs"], chosen)
         with torch.no_grad():
             parts = [self._parts(note, d, rows) for note, d in zip(notes, slopes, strict=True)]
-        compared = self._compared([part for of in parts for part in of], rows)
+        compared = self._compare([part for of in parts for part in of], rows)
         with torch.enable_grad():
             here = {name: value[rows] for name, value in fixed.items()}
             total, matching = self.objective(compared, leaves, here)
@@ -222,7 +222,7 @@ class _Batch:
         pictures = inputs.flatten(0, 1)
         outputs = self.net(pictures.contiguous(memory_format=layout(pictures)))
         notes = [note for note in self.tape.notes if self.aims[note.layer]]
-        loss = _summed(self.problem, outputs.unflatten(0, (trials, -1)), labels)
+        loss = _sum_losses(self.problem, outputs.unflatten(0, (trials, -1)), labels)
         return notes, torch.autograd.grad(loss, [note.output for note in notes], create_graph=True)
 
     def _parts(self, note: Note, d: Tensor, rows: slice) -> list[ParameterPart]:
@@ -236,7 +236,7 @@ class _Batch:
             parts.append(bias_part(layer.rows(d, trials), aims["bias"], gap))
         return parts
 
-    def _compared(self, parts: Sequence[ParameterPart], rows: slice) -> Compared:
+    def _compare(self, parts: Sequence[ParameterPart], rows: slice) -> Compared:
         """Return the sums over all parameters, as leaves for the objective's derivatives."""
         dot, trial = (torch.stack(values).sum(0).requires_grad_() for values in list(zip(*parts, strict=True))[:2])
         gaps = [part.gap for part in parts if part.gap is not None]
@@ -260,14 +260,14 @@ class _Batch:
             by_d = pulled[0][1] if len(pulled) == 1 else pulled[0][1] + pulled[1][1]
             if d.requires_grad:
                 ends.append(d)
-                cotangents.append(note.layer.unrows(by_d, d))
+                cotangents.append(note.layer.from_rows(by_d, d))
             if pulled[0][0] is not None:
                 ends.append(note.inputs)
                 cotangents.append(pulled[0][0])
         return ends, cotangents
 
 
-def _summed(problem: Problem, outputs: Tensor, labels: Tensor) -> Tensor:
+def _sum_losses(problem: Problem, outputs: Tensor, labels: Tensor) -> Tensor:
     """Return the sum of the trials' losses."""
     if problem.loss is F.cross_entropy:
         whole = F.cross_entropy(outputs.flatten(0, 1), labels.flatten(0, 1), reduction="sum")
@@ -282,16 +282,16 @@ def weight_part(algebra: Algebra, aim: ObservedGradient, needs_gap: bool) -> Par
         a, d, unrows = algebra.rows
         inputs, outputs = a.shape[2], d.shape[2]
         if 2 * a.shape[1] * (inputs + outputs) < inputs * outputs:  # the rest of the work is the same
-            return _of_products(a, d, unrows, aim.value)
-    return _of_gradient(algebra.gradient(), aim, needs_gap, lambda v: (algebra.back(v), algebra.along(v)))
+            return _compare_products(a, d, unrows, aim.value)
+    return _compare_gradient(algebra.gradient(), aim, needs_gap, lambda v: (algebra.back(v), algebra.along(v)))
 
 
 def bias_part(rows: Tensor, aim: ObservedGradient, needs_gap: bool) -> ParameterPart:
     """Compare the bias gradient: the sum of d over the positions (`rows`)."""
-    return _of_gradient(rows.sum(1), aim, needs_gap, lambda v: (None, v[:, None].expand_as(rows)))
+    return _compare_gradient(rows.sum(1), aim, needs_gap, lambda v: (None, v[:, None].expand_as(rows)))
 
 
-def _of_gradient(
+def _compare_gradient(
     gradient: Tensor, aim: ObservedGradient, needs_gap: bool, carry: Callable[[Tensor], tuple[Tensor | None, Tensor]]
 ) -> ParameterPart:
     """Compare a gradient that was built; `carry` takes a direction to the layer's inputs and outputs."""
@@ -299,19 +299,19 @@ def _of_gradient(
     g = gradient if mask is None else gradient * mask
 
     def pull(p: Tensor, q: Tensor) -> tuple[Tensor | None, Tensor]:
-        v = torch.addcmul(along(p, g) * value, along(q, g), g)
+        v = torch.addcmul(expand_as(p, g) * value, expand_as(q, g), g)
         return carry(v if mask is None else v * mask)
 
     return ParameterPart(_sum(g * value), _sum(g.square()), _sum((g - value).square()) if needs_gap else None, pull)
 
 
-def _of_products(a: Tensor, d: Tensor, unrows: Callable[[Tensor], Tensor], aim: Tensor) -> ParameterPart:
+def _compare_products(a: Tensor, d: Tensor, unrows: Callable[[Tensor], Tensor], aim: Tensor) -> ParameterPart:
     """Compare without the gradient: <d^T a, g*> = <d, a g*^T> and |d^T a|^2 = <a a^T, d d^T>."""
     aimed = torch.bmm(a, aim.mT)
     of_a, of_d = torch.bmm(a, a.mT), torch.bmm(d, d.mT)
 
     def pull(p: Tensor, q: Tensor) -> tuple[Tensor, Tensor]:
-        p, q = along(p, a), along(q, a)
+        p, q = expand_as(p, a), expand_as(q, a)
         by_a = torch.baddbmm(torch.bmm(p * d, aim), q * of_d, a)
         return unrows(by_a), torch.baddbmm(p * aimed, q * of_a, d)
 
