@@ -65,7 +65,7 @@ from secateur.data.load import load
 from secateur.defenses.dgp import DualGradientPruning
 
 rng = torch.Generator().manual_seed(0)
-data = load("digits").at_most(200, rng)
+data = load("digits").limit_rows(200, rng)
 inputs, labels = torch.rand(2, 1, 8, 8, generator=rng) * 2 - 1, data.labels[:2]
 members, nonmembers = ((data.inputs[rows], data.labels[rows]) for rows in (slice(0, 50), slice(50, 100)))
 its_members, its_nonmembers = ((data.inputs[rows], data.labels[rows]) for rows in (slice(100, 150), slice(150, 200)))
