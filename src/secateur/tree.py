@@ -16,7 +16,7 @@ def params_of(net: nn.Module) -> Params:
     return {name: value.detach().clone() for name, value in net.named_parameters()}
 
 
-def trained_names(net: nn.Module) -> list[str]:
+def list_trained(net: nn.Module) -> list[str]:
     """Return the names of the trained parameters, which are also those sent; frozen ones have requires_grad=False."""
     return [name for name, value in net.named_parameters() if value.requires_grad]
 
@@ -55,7 +55,7 @@ def apply_mask(net: nn.Module, mask: Mask) -> nn.Module:
     return net
 
 
-def kept_share(mask: Mask) -> float:
+def share_kept(mask: Mask) -> float:
     """Return the fraction of entries that a mask keeps, over the tensors it names."""
     total = sum(value.numel() for value in mask.values())
     return sum(int(value.sum()) for value in mask.values()) / total if total else 1.0

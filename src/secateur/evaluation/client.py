@@ -40,7 +40,7 @@ from secateur.interfaces import (
 from secateur.models.create import misfit, read_tensors, shorten_list
 from secateur.runs.rows import Row, join_notes
 from secateur.seeding import derive
-from secateur.tree import trained_names
+from secateur.tree import list_trained
 
 GUESSES: Mapping[Adaptive, str] = {
     "support": "that an entry of zero was dropped",
@@ -337,7 +337,7 @@ def fit_update(values: Params, net: nn.Module, name: str) -> Params:
     Tensors of frozen parameters are dropped, as these were not trained.
     """
     every = dict(net.named_parameters())
-    wanted = {key: every[key] for key in trained_names(net)}
+    wanted = {key: every[key] for key in list_trained(net)}
     values = {key: value for key, value in values.items() if key in wanted or key not in every}
     if wrong := misfit(wanted, values):
         raise WrongInput("update", f"{name} does not fit the model; {wrong}")

@@ -39,7 +39,7 @@ def run_prune(config: Prune, out: Path) -> list[Row]:
         raise WrongInput("out", f"{out} is not allowed; use a file that ends in .safetensors")
     check_installed([config.defense], config.execution)
     data, device = prepare(config)
-    part = public_split(data, config.seed) if config.rows == "all" else audited_part(config, data)
+    part = public_split(data, config.seed) if config.rows == "all" else select_audited(config, data)
     folder = out.with_suffix(".run")
     opened = open_run(folder, "prune", dump(config), device=str(device), seeds=[config.seed])
     with deterministic(config.deterministic), opened as run:
@@ -59,7 +59,7 @@ def run_prune(config: Prune, out: Path) -> list[Row]:
     return run.rows
 
 
-def audited_part(config: Prune, data: Dataset) -> Part:
+def select_audited(config: Prune, data: Dataset) -> Part:
     """Return the rows of the victim of `secateur audit`, which draws the attacker's rows from the same data."""
     try:
         return split_rows(config, data, shadows=0, seed=config.seed).victim

@@ -73,7 +73,7 @@ class Server:
     @property
     def density(self) -> float:
         """The share of the prunable weights that the mask keeps."""
-        return tree.kept_share(self.mask)
+        return tree.share_kept(self.mask)
 
     @torch.no_grad()
     def broadcast(self) -> None:

@@ -65,19 +65,19 @@ def layer_sparsity(net: nn.Module, before: nn.Module | None = None) -> dict[str,
         >>> layer_sparsity(nn.Sequential(layer))
         {'0': 0.5}
     """
-    kept, whole = _kept(net), _kept(net if before is None else before)
+    kept, whole = _count_kept(net), _count_kept(net if before is None else before)
     return {name: 1 - left / max(size, whole.get(name, (0, 0))[1]) for name, (left, size) in kept.items()}
 
 
 def overall_sparsity(net: nn.Module, before: nn.Module | None = None) -> float:
     """Return the share of all layers' weights that are gone; 0 below one in a hundred, which is no pruning."""
-    kept, whole = _kept(net), _kept(net if before is None else before)
+    kept, whole = _count_kept(net), _count_kept(net if before is None else before)
     sizes = [max(size, whole.get(name, (0, 0))[1]) for name, (_, size) in kept.items()]
     share = 1 - sum(left for left, _ in kept.values()) / sum(sizes) if sizes else 0.0
     return round(share, 4) if share >= LEAST else 0.0
 
 
-def _kept(net: nn.Module) -> dict[str, tuple[int, int]]:
+def _count_kept(net: nn.Module) -> dict[str, tuple[int, int]]:
     """Return by layer the number of its weights that are not zero, and of all."""
     weights = {name: m.weight for name, m in net.named_modules() if isinstance(m, (_ConvNd, nn.Linear))}
     return {name: (int(weight.count_nonzero()), weight.numel()) for name, weight in weights.items()}

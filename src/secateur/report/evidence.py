@@ -174,11 +174,11 @@ def render_markdown(pack: EvidencePack) -> str:
         )
     lines += ["## What was audited", ""]
     lines += _table(["", ""], [[name, _format_plain(value)] for name, value in pack.subject.items()])
-    lines += ["## The strongest attack for each measure", "", *_table(HEAD, _measured_cells(pack.worst))]
+    lines += ["## The strongest attack for each measure", "", *_table(HEAD, _build_cells(pack.worst))]
     if pack.before:
-        lines += ["## Before compression", "", *_table(HEAD, _measured_cells(pack.before))]
+        lines += ["## Before compression", "", *_table(HEAD, _build_cells(pack.before))]
     if pack.groups:
-        lines += ["## The most exposed group", "", *_table(HEAD, _measured_cells(pack.groups))]
+        lines += ["## The most exposed group", "", *_table(HEAD, _build_cells(pack.groups))]
     lines += ["## Attackers (NIST AI 100-2)", ""]
     adversaries = [[a.name, a.goal, a.capability, a.knowledge, str(a.models)] for a in pack.adversaries]
     lines += _table(["attack", "goal", "capability", "knowledge", "models trained"], adversaries)
@@ -199,7 +199,7 @@ def render_model_card(pack: EvidencePack) -> str:
         f"{pack.sentence} Audited {pack.created} with Secateur {version()}.",
         "",
     ]
-    lines += _table(HEAD, _measured_cells(pack.worst))
+    lines += _table(HEAD, _build_cells(pack.worst))
     failed = [item.sentence for item in pack.validity if not item.holds]
     lines += [f"- Validity: {sentence}" for sentence in failed]
     lines += [f"- Not tested: {sentence}" for sentence in pack.not_tested]
@@ -218,9 +218,9 @@ def render_html(pack: EvidencePack, figures: Sequence[dict[str, Any]] = ()) -> s
     return environment.get_template("evidence.html.j2").render(
         pack=pack,
         head=HEAD,
-        worst=_measured_cells(pack.worst),
-        before=_measured_cells(pack.before),
-        groups=_measured_cells(pack.groups),
+        worst=_build_cells(pack.worst),
+        before=_build_cells(pack.before),
+        groups=_build_cells(pack.groups),
         curves=[(figure["attack"], _points(figure)) for figure in curves[:6]],
     )
 
@@ -307,7 +307,7 @@ def _hours(marker: dict[str, Any]) -> float | None:
     return (end - start).total_seconds() / 3600
 
 
-def _measured_cells(items: Sequence[MeasuredLeak]) -> list[list[str]]:
+def _build_cells(items: Sequence[MeasuredLeak]) -> list[list[str]]:
     return [
         [
             TITLES.get(item.measure, item.measure.replace("_", " ")),

@@ -111,7 +111,7 @@ def test_the_initial_pruning_is_one_clients_training():
     batch = Batch(inputs, (inputs[:, 0] > 0).long())
     rule = PruneFL(every=20, iterations=400, samples=30)
     mask = rule.start(net, state, batch, torch.Generator().manual_seed(1))
-    assert round(1 - tree.kept_share(mask), 9) == 19 / 64  # int(.3 * 64)
+    assert round(1 - tree.share_kept(mask), 9) == 19 / 64  # int(.3 * 64)
     assert int(mask["0.weight"][:, :3].sum()) > int(mask["0.weight"][:, 3:].sum())
     changed = Batch(torch.cat([inputs[:30], 100 * inputs[30:]]), batch.labels)  # beyond its samples
     again = rule.start(net, state, changed, torch.Generator().manual_seed(1))

@@ -64,11 +64,11 @@ def read_gradient(view: ServerView, knowledge: Knowledge) -> Params:
     """
     _check_fits(knowledge.net, view)
     if isinstance(view.update, Gradient):
-        return {name: view.update.values[name] for name in tree.trained_names(knowledge.net)}
+        return {name: view.update.values[name] for name in tree.list_trained(knowledge.net)}
     rate = knowledge.learning_rate
     if not rate:
         raise WrongInput("learning_rate", "is needed to turn weights into gradients; use the client's, above 0")
-    return {name: (view.sent[name] - view.update.values[name]) / rate for name in tree.trained_names(knowledge.net)}
+    return {name: (view.sent[name] - view.update.values[name]) / rate for name in tree.list_trained(knowledge.net)}
 
 
 def statistics_of(net: nn.Module, state: Params, batch: Batch, batchnorm: BatchNormMode = "eval") -> Params:
@@ -97,7 +97,7 @@ def batchnorm_order(net: nn.Module, state: Params, input_shape: tuple[int, ...])
 def _tensors(net: nn.Module, state: Params, batchnorm: BatchNormMode) -> tuple[nn.Module, Params]:
     """Return the network that the client runs and the parameters that it trains; frozen ones stay as sent."""
     fixed = structure(net, batchnorm)
-    names = tree.trained_names(fixed)
+    names = tree.list_trained(fixed)
     if not names and any(True for _ in fixed.parameters()):
         frozen = "all its parameters are frozen (requires_grad=False), so a client has nothing to send"
         raise WrongInput("model", f"{frozen}; leave requires_grad on for those that it trains")
@@ -133,7 +133,7 @@ def _refuse_empty(batch: Batch) -> None:
 def _check_fits(net: nn.Module, view: ServerView) -> None:
     """Refuse an update, or a sent model, whose names or shapes are not the network's, or that is not finite."""
     wanted = {name: tuple(value.shape) for name, value in net.named_parameters()}
-    sent = {name: wanted[name] for name in tree.trained_names(net)}
+    sent = {name: wanted[name] for name in tree.list_trained(net)}
     for field, names, values in (("sent", wanted, view.sent), ("update", sent, view.update.values)):
         _check_names(field, names, values)
     extra = [name for name in view.update.values if name not in wanted]

@@ -134,9 +134,9 @@ class PruneFL(BasePruning):
         stable = 0
         for _ in range(self.iterations // self.every):
             summed = pruning._train(function, asks, params, buffers, mask, batch, rng)
-            before = tree.kept_share(mask)
+            before = tree.share_kept(mask)
             mask = pruning._adjust(params, mask, summed, 0)
-            stable = stable + 1 if abs(tree.kept_share(mask) / before - 1) < CHANGE else 0
+            stable = stable + 1 if abs(tree.share_kept(mask) / before - 1) < CHANGE else 0
             if stable == STABLE:
                 break
         return mask

@@ -83,7 +83,7 @@ class CollaborativeTraining:
         self, net: nn.Module, data: Dataset, plan: Plan, rng: Generator, device: torch.device | str = "cpu"
     ) -> None:
         check(net, data.input_shape, data.classes)
-        if not tree.trained_names(net):
+        if not tree.list_trained(net):
             raise WrongInput("model", "trains no parameter; leave requires_grad on for those that users train")
         self.net, self.data, self.plan, self.device = net, data, plan, torch.device(device)
         self.seed = int(torch.randint(2**62, (), generator=rng.clone_state()))

@@ -62,7 +62,7 @@ def _gradient(
     The update is the gradient, or the sum of the gradients of the local steps.
     """
     sent = {name: value[trial] for name, value in problem.sent.items()} if problem.own_weights else problem.sent
-    names = tree.trained_names(problem.net)
+    names = tree.list_trained(problem.net)
     params = {name: sent[name].detach().requires_grad_() for name in names}
     others = {name: value for name, value in sent.items() if name not in params}
     total: Params = {}
@@ -127,7 +127,7 @@ def client_gradient(
     problem: Problem, sent: Params, inputs: Tensor, labels: Tensor, wanted: bool
 ) -> tuple[Params, Statistics]:
     """Return the update that the client would have sent, and the statistics of its first step."""
-    params = {name: sent[name] for name in tree.trained_names(problem.net)}
+    params = {name: sent[name] for name in tree.list_trained(problem.net)}
     others = {name: value for name, value in sent.items() if name not in params}
 
     def task(params: Params, rows: list[int], wanted: bool) -> tuple[Tensor, Statistics]:
