@@ -64,7 +64,7 @@ def check_finite(parts: Sequence[tuple[Tensor, bool]]) -> tuple[Tensor, Tensor]:
     a NaN or an infinity makes the sum non-finite.
     """
     if kernels := _kernels_for(*(value for value, _ in parts)):
-        summary: tuple[Tensor, Tensor] = kernels.looked(parts)
+        summary: tuple[Tensor, Tensor] = kernels.check_finite(parts)
         return summary
     rows = [(value.square() if squared else value).reshape(len(value), -1) for value, squared in parts]
     sizes = [torch.count_nonzero(row, 1) * row.element_size() for row in rows]
@@ -78,7 +78,7 @@ def mix(where: Tensor, values: Tensor, others: Tensor, keep: Tensor | None = Non
     """
     tensors = [where, values, others] if keep is None else [where, values, others, keep]
     if values.ndim > others.ndim and (kernels := _kernels_for(*tensors)):
-        result: Tensor = kernels.mixed(where, values, others, keep)
+        result: Tensor = kernels.mix(where, values, others, keep)
         return result
     chosen = torch.where(where, values, others)
     return chosen if keep is None else torch.where(keep, chosen, 0)
@@ -90,7 +90,7 @@ def split_where(where: Tensor, values: Tensor, both: bool) -> tuple[Tensor, Tens
     Without `intersect`, the first result is not computed; the second result takes its slot.
     """
     if kernels := _kernels_for(where, values):
-        halves: tuple[Tensor, Tensor] = kernels.parted(where, values, both)
+        halves: tuple[Tensor, Tensor] = kernels.split_where(where, values, both)
         return halves
     outside = torch.where(where, 0, values)
     return torch.where(where, values, 0) if both else outside, outside
@@ -134,7 +134,7 @@ def intersect(where: Tensor, keep: Tensor, inverted: bool = False) -> Tensor:
 def _intersect(where: Tensor, keep: Tensor, inverted: bool) -> Tensor:
     """Compute `intersect` for stacked masks (lanes, ...)."""
     if kernels := _kernels_for(where, keep):
-        result: Tensor = kernels.both(where, keep, inverted)
+        result: Tensor = kernels.intersect(where, keep, inverted)
         return result
     return ~where & keep if inverted else where & keep
 

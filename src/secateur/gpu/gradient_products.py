@@ -50,7 +50,7 @@ class _Products(Function):
     def vmap(info: Any, dims: Any, value: Tensor, aim: Tensor, mask: Tensor | None) -> tuple[Tensor, int]:
         lanes = _lanes(info.batch_size, dims, value, aim, mask)
         if kernels := _kernels_of_many(lanes):
-            result: Tensor = kernels.summed(*lanes)
+            result: Tensor = kernels.sum_products(*lanes)
             return result, 0
         return torch.vmap(lambda *trial: torch.stack(_compute_plainly(*trial)), _dims(lanes))(*lanes), 0
 
@@ -79,7 +79,7 @@ class _Pulled(Function):
     ) -> tuple[Tensor, int]:
         lanes = _lanes(info.batch_size, dims, value, aim, mask, slopes)
         if kernels := _kernels_of_many(lanes):
-            result: Tensor = kernels.pulled(*lanes)
+            result: Tensor = kernels.pull_back(*lanes)
             return result, 0
         return torch.vmap(_slope, _dims(lanes))(*lanes), 0
 
@@ -114,4 +114,4 @@ def _kernels_for(*tensors: Tensor) -> ModuleType | None:
 
 def _probe(kernels: ModuleType) -> None:
     zeros = torch.zeros(1, 4, device="cuda")
-    kernels.pulled(zeros, zeros, None, kernels.summed(zeros, zeros, None))
+    kernels.pull_back(zeros, zeros, None, kernels.sum_products(zeros, zeros, None))

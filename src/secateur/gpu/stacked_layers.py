@@ -54,9 +54,9 @@ class _Conv2d(Function):
         rows = _rows(x, len(weight))
         ctx.save_for_backward(rows, weight)
         ctx.kernels, ctx.size, ctx.back = kernels, x.shape[2:], back
-        filters = kernels.channels_last_views(weight) if back else kernels.by_tap(weight)
+        filters = kernels.transpose_filters(weight) if back else kernels.by_tap(weight)
         bias = None if bias is None else bias.contiguous()
-        out = kernels.convolved(rows, filters, bias, ctx.size, weight.shape[3:])
+        out = kernels.convolve(rows, filters, bias, ctx.size, weight.shape[3:])
         return _pictures(out, (len(x), *ctx.size))
 
     @staticmethod
@@ -68,8 +68,8 @@ class _Conv2d(Function):
         by_bias = of.sum(1) if ctx.needs_input_grad[2] else None
         by_x = None
         if ctx.needs_input_grad[0]:  # the same convolution, of g with turned filters
-            filters = kernels.by_tap(weight) if ctx.back else kernels.channels_last_views(weight)
-            by_x = _pictures(kernels.convolved(of, filters, None, size, taps), (len(g), *size))
+            filters = kernels.by_tap(weight) if ctx.back else kernels.transpose_filters(weight)
+            by_x = _pictures(kernels.convolve(of, filters, None, size, taps), (len(g), *size))
         return by_x, by_weight, by_bias, None, None
 
 
@@ -339,8 +339,8 @@ def kernels_for(x: Tensor, name: str) -> ModuleType | None:
 def _probe_convolution(kernels: ModuleType) -> None:
     x = torch.zeros(1, 16, 3, device=DEVICE)
     weight = kernels.by_filters(x.new_zeros(1, 16, 8), x, (4, 4), (3, 3))
-    out = kernels.convolved(x, kernels.by_tap(weight), x.new_zeros(1, 8), (4, 4), (3, 3))
-    kernels.convolved(out, kernels.channels_last_views(weight), None, (4, 4), (3, 3))
+    out = kernels.convolve(x, kernels.by_tap(weight), x.new_zeros(1, 8), (4, 4), (3, 3))
+    kernels.convolve(out, kernels.transpose_filters(weight), None, (4, 4), (3, 3))
 
 
 def _probe_batchnorm(kernels: ModuleType) -> None:
