@@ -166,4 +166,4 @@ def test_every_field_is_described(kind):
 def test_flags_come_from_the_schema():
     flags = {flag.name: flag for flag in flags_of(Audit)}
     assert flags["attack"].repeat and not flags["shadows"].repeat and flags["adaptive"].kind is bool
-    assert flags["weights"].kind is Path and "train" not in flags and "limits" not in flags
+    assert flags["weights"].kind is Path and "finetune" not in flags and "limits" not in flags

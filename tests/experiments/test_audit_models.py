@@ -40,7 +40,7 @@ def test_a_function_that_returns_trained_weights_is_refused_without_weights(own_
     with pytest.raises(WrongInput, match="equal weights for two seeds"):
         check_untrained(f"{own_models}:trained", (1, 8, 8), 10)
     assert main(["audit", "--model", f"{own_models}:trained", *QUICK, "--out", str(tmp_path / "run")]) == 2
-    assert "pass them by --weights" in capsys.readouterr().err and not (tmp_path / "run").exists()
+    assert "pass trained ones by --weights" in capsys.readouterr().err and not (tmp_path / "run").exists()
 
 
 def test_probabilities_are_not_softmaxed_again():

@@ -6,7 +6,7 @@ fields, so that both share one schema.
 
 from __future__ import annotations
 
-from secateur.config.audit import Audit, Protocol, Prune
+from secateur.config.audit import Audit, ModelRun, Protocol, Prune
 from secateur.config.base import Common, Fields, Training, flags_of
 from secateur.config.federate import Federate
 from secateur.config.files import dump, parse_fields, put, read, read_limits
@@ -34,6 +34,7 @@ __all__ = [
     "Fields",
     "Invert",
     "Limits",
+    "ModelRun",
     "PolicyFile",
     "Protocol",
     "Prune",

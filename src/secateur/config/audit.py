@@ -3,20 +3,56 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
-from pydantic import model_validator
+from pydantic import BeforeValidator, model_validator
 
 from secateur.config import base
-from secateur.config.base import Common, field, flag
+from secateur.config.base import Common, Training, field, flag
 from secateur.config.methods import choice
 from secateur.config.policy import Limits
 from secateur.errors import WrongInput, check_whole
 
+if TYPE_CHECKING:
+    from secateur.training.recipe import Recipe
+
 Protocol = Literal["known", "unknown-sparsity", "unknown", "select"]
 
 
-class Audit(Common):
+class ModelTraining(Training):
+    """Training of a model, by these fields or by a function of the user's."""
+
+    function: str | None = field(None, "module:function that trains one model; no other field of train is used then.")
+
+    def apply_to(self, recipe: Recipe) -> Recipe:
+        """Return the recipe with the fields that the user set; a function leaves it to fine-tuning as it is."""
+        return recipe if self.function is not None else super().apply_to(recipe)
+
+
+def read_training(value: Any) -> Any:
+    """Return the fields of a training; text is the `module:function` of the user's."""
+    fields = {"function": value} if isinstance(value, str) else value
+    function = fields.get("function") if isinstance(fields, dict) else None
+    if function is None:
+        return fields
+    if not isinstance(function, str) or not all(function.partition(":")):
+        raise WrongInput("train", f"{function!r} is not allowed; use module:function, or fields such as epochs")
+    if len(fields) > 1:
+        others = ", ".join(name for name in fields if name != "function")
+        raise WrongInput("train", f"the function sets the training, and {others} too; use one, or set finetune")
+    return fields
+
+
+class ModelRun(Common):
+    """The fields of run files that train and prune models: `secateur audit` and `secateur prune`."""
+
+    train: Annotated[ModelTraining, BeforeValidator(read_training)] = flag(
+        ModelTraining, "Training of the models: module:function of yours, train(model, inputs, labels, generator)."
+    )
+    deterministic: bool = field(base.DETERMINISTIC, base.REPEATABLE)
+
+
+class Audit(ModelRun):
     """`secateur audit`: membership leakage of pruned models."""
 
     predictions: Path | None = flag(None, "Saved predictions (.npz, .csv, .parquet) to audit instead of a model.")
@@ -36,7 +72,6 @@ class Audit(Common):
     shadows: base.FromZero = flag(5, "Number of the attacker's shadow models.")
     in_out: base.FromZero = flag(0, "Number of models with and without each example, for online LiRA and RMIA.")
     seeds: base.Seeds = flag(1, base.NUMBER_OF_SEEDS)
-    deterministic: bool = field(base.DETERMINISTIC, base.REPEATABLE)
     limits: Limits = field(Limits, "Upper limits on leakage; exit code 1 above one of them, 3 if it is inconclusive.")
 
     @property
@@ -73,7 +108,7 @@ class Audit(Common):
         return self
 
 
-class Prune(Common):
+class Prune(ModelRun):
     """`secateur prune`: one pruned, fine-tuned model."""
 
     pruner: base.OnePruner = flag("l1-unstructured", "Pruner (secateur list pruners).")
@@ -84,4 +119,3 @@ class Prune(Common):
     )
     remove: bool = flag(False, "Remove dead channels from the layers.")
     seed: base.FromZero = flag(0, "Seed of all random draws.")
-    deterministic: bool = field(base.DETERMINISTIC, base.REPEATABLE)

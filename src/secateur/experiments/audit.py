@@ -46,7 +46,7 @@ from secateur.experiments.prune import save
 from secateur.experiments.threat_models import Compression, Matchup, grid, guess, list_matchups
 from secateur.gpu.determinism import deterministic
 from secateur.inference import bind_state, predict, to_probabilities
-from secateur.interfaces import Batch, BlackBox, Candidates, InOut, MembershipAttack, Shadow
+from secateur.interfaces import Batch, BlackBox, Candidates, InOut, MembershipAttack, Shadow, TrainsWithPenalty
 from secateur.metrics.epsilon import LEVEL
 from secateur.metrics.estimates import paired_drop
 from secateur.metrics.membership import auc_change
@@ -67,7 +67,7 @@ def run_audit(config: Audit, out: Path, export: Path | None = None) -> list[Row]
     """
     from secateur.report.page import write_page
 
-    config = _with_possible_attacks(config)
+    config = _with_possible_methods(config)
     check_audit(config)
     data, device = _prepare(config)
     opened = open_run(out, "audit", dump(config), device=str(device), seeds=config.seeds)
@@ -96,7 +96,7 @@ def plan(config: Audit) -> list[str]:
     """Describe the steps of an audit, a line each; refuse the configurations that the audit refuses."""
     if config.predictions is not None:
         return describe_plan(config, config.predictions)
-    config = _with_possible_attacks(config)
+    config = _with_possible_methods(config)
     names = ", ".join(map(str, config.attack))
     check_audit(config)
     data, _ = _prepare(config)
@@ -108,6 +108,7 @@ def plan(config: Audit) -> list[str]:
     others = f"{shadows} shadow models" + (f" and {config.in_out} in-out models" if config.in_out else "")
     lines = [f"{config.model} on {config.data}, seeds {', '.join(map(str, config.seeds))}; for each seed:"]
     verb = "train" if config.weights is None else "take the given weights as"
+    others += f", trained by {config.train.function}" if config.train.function else ""
     lines += [f"  {verb} {victim.title}, with {others}" for victim in victims if victim.pruner is None]
     lines += [f"  prune and fine-tune {victim.title}" for victim in victims if victim.pruner is not None]
     return [*lines, f"  attack in {len(matchups)} match-ups ({config.protocol}), each with {names}"]
@@ -120,17 +121,21 @@ def _prepare(config: Audit) -> tuple[Dataset, torch.device]:
     """
     data, device = prepare(config)
     check_pruners(config.pruner, config, data)
-    if config.weights is None:
+    if config.trains_shadows:
         check_untrained(config.model, data.input_shape, data.classes)
     return data, device
 
 
-def _with_possible_attacks(config: Audit) -> Audit:
-    """Choose the attacks and the attacker's models where the user did not.
+def _with_possible_methods(config: Audit) -> Audit:
+    """Choose the attacks, the pruners and the attacker's models where the user did not.
 
+    A training function knows no term of a pruner, so pruners with one are left out beside it.
     Without a recipe no shadow can be trained, so attacks run that need none. For weights with a recipe the attacker
     trains in-out models on the victim's own pool: disjoint shadows would have too few rows.
     """
+    if config.train.function is not None and "pruner" not in config.model_fields_set:
+        able = [pruner for pruner in config.pruner if not isinstance(pruner.make(), TrainsWithPenalty)]
+        config = config.model_copy(update={"pruner": able})
     if not config.trains_shadows:
         return config.with_default_attacks(*RANKING, "blindmi")
     if config.weights is not None and not {"shadows", "in_out"} & config.model_fields_set:

@@ -6,7 +6,6 @@ The checks refuse missing packages of an extra and too few shadow models.
 from __future__ import annotations
 
 import hashlib
-import inspect
 from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cached_property
@@ -17,16 +16,17 @@ import torch
 from torch import Tensor, nn
 
 from secateur.catalogue import Choice, Defense, users_own
-from secateur.config import Audit, Common
+from secateur.config import Audit, Common, ModelRun
 from secateur.data.dataset import Dataset, fingerprint
 from secateur.data.partition import Split, split_trained, victim_shadow
 from secateur.errors import WrongInput, require
 from secateur.gpu.determinism import device_key
-from secateur.interfaces import Batch, ChecksModel, CountsModels
+from secateur.interfaces import Batch, ChecksModel, CountsModels, TrainsWithPenalty
 from secateur.models.create import create
 from secateur.runs.folder import Run
 from secateur.seeding import derive
 from secateur.training.recipe import Recipe
+from secateur.training.user_function import UserFunction, source_key
 
 
 @dataclass(frozen=True)
@@ -51,6 +51,12 @@ class SeedContext:
         return self.config.recipes(tabular=len(self.data.input_shape) == 1)
 
     @cached_property
+    def user_function(self) -> UserFunction | None:
+        """The user's own training function; None if models are trained by a recipe."""
+        function = self.config.train.function if isinstance(self.config, ModelRun) else None
+        return None if function is None else UserFunction(function)
+
+    @cached_property
     def base(self) -> dict[str, Any]:
         """The values that the key of every stage depends on."""
         common = {name: getattr(self.config, name) for name in ("model", "threads", "execution")}
@@ -63,8 +69,7 @@ class SeedContext:
         digest = hashlib.sha256(repr(self.net).encode())
         digest.update(fingerprint(*self.net.state_dict().values()).encode())
         if ":" in self.config.model:
-            source = inspect.getsourcefile(users_own("model", self.config.model))
-            digest.update(Path(source).read_bytes() if source else b"")
+            digest.update(source_key("model", self.config.model).encode())
         return digest.hexdigest()
 
     def initial(self, role: str) -> nn.Module:
@@ -109,9 +114,22 @@ def check_installed(defenses: Iterable[Defense], training: str = "auto") -> None
         require("ray", "ray")
 
 
+def check_function(config: ModelRun, pruners: Iterable[Choice], defenses: Iterable[Defense]) -> None:
+    """Refuse a training function that is not there, and methods that change the training that the function is."""
+    if config.train.function is None:
+        return
+    users_own("train", config.train.function)
+    methods = [str(pruner) for pruner in pruners if isinstance(pruner.make(), TrainsWithPenalty)]
+    methods += [str(part) for defense in defenses if (part := defense.find_part("training"))]
+    if methods:
+        problem = f"{methods[0]} acts on the training, which {config.train.function} does"
+        raise WrongInput("train", f"{problem}; leave one of them out, or put the method into the function")
+
+
 def check_audit(config: Audit) -> None:
     """Refuse an audit that lacks a package, or has fewer shadow models than one of its attacks needs."""
     check_installed(config.defense, config.execution)
+    check_function(config, config.pruner, config.defense)
     if not config.trains_shadows:
         if config.protocol == "select":
             raise WrongInput("protocol", "select needs shadow models; set a `train:` recipe for them")

@@ -34,6 +34,7 @@ from secateur.runs.rows import Row, join_notes
 from secateur.seeding import derive
 from secateur.training.recipe import Fitted, Recipe, Task
 from secateur.training.trainer import fit_many
+from secateur.training.user_function import source_key
 
 Fit = Callable[..., Iterator[tuple[int, Fitted]]]  # trainer.fit_many, or a defense's own loop
 VICTIM = "victim"
@@ -128,18 +129,26 @@ def _read_victim(job: ModelJob) -> Result:
 
 
 def train_originals(jobs: Sequence[ModelJob], pruner: Choice | None = None) -> list[Result]:
-    """Train the dense models together, with the pruner's own term in the loss if it has one (network slimming)."""
+    """Train the dense models together, with the pruner's own term in the loss if it has one (network slimming).
+
+    The user's own training function, if there is one, trains them one by one.
+    """
     context = jobs[0].context
     recipe, method = context.recipes[0], pruner.make() if pruner is not None else None
     term = method.penalty(context.net) if isinstance(method, TrainsWithPenalty) else None
     settings = {"recipe": asdict(recipe), "term": None if term is None else str(pruner)}
+    function = context.user_function
+    if function is not None:
+        settings = {"function": function.reference, "source": source_key("train", function.reference)}
 
     def compute(missing: list[int]) -> Iterator[tuple[int, Result]]:
         def task(i: int) -> Task:
             return jobs[i].task(tree.state_of(jobs[i].context.initial(jobs[i].role)))
 
-        if context.scratch is None:
-            fit: Fit = partial(fit_many, recipe=recipe, penalty=term)
+        if function is not None:
+            fit: Fit = function.fit_many
+        elif context.scratch is None:
+            fit = partial(fit_many, recipe=recipe, penalty=term)
         else:
             fit = partial(context.scratch.make().fit_many, recipe=recipe)
         for i, fitted in _fit(context, "train", missing, task, fit):

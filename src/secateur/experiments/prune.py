@@ -14,7 +14,7 @@ from secateur.data.dataset import Dataset
 from secateur.data.partition import Part
 from secateur.errors import WrongInput
 from secateur.evaluation.setup import prepare
-from secateur.experiments.context import SeedContext, check_installed, split_rows
+from secateur.experiments.context import SeedContext, check_function, check_installed, split_rows
 from secateur.experiments.pipeline import VICTIM, ModelJob, make, mask_of, model_rows, prune, state_of
 from secateur.experiments.threat_models import compress_by
 from secateur.gpu.determinism import deterministic
@@ -38,6 +38,7 @@ def run_prune(config: Prune, out: Path) -> list[Row]:
     if out.suffix != ".safetensors":
         raise WrongInput("out", f"{out} is not allowed; use a file that ends in .safetensors")
     check_installed([config.defense], config.execution)
+    check_function(config, [config.pruner], [config.defense])
     data, device = prepare(config)
     part = public_split(data, config.seed) if config.rows == "all" else select_audited(config, data)
     folder = out.with_suffix(".run")

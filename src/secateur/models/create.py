@@ -92,7 +92,7 @@ def check_untrained(name: str, input_shape: tuple[int, ...], classes: int) -> No
     weights = [[value for value in state.values() if value.ndim > 1] for state in states]
     if weights[0] and all(map(torch.equal, *weights)):
         problem = f"{name} returns equal weights for two seeds: they are trained already, or have a seed of their own"
-        raise WrongInput("model", f"{problem}; save trained weights and pass them by --weights")
+        raise WrongInput("model", f"{problem}; return new weights, and pass trained ones by --weights")
 
 
 def check(net: nn.Module, input_shape: tuple[int, ...], classes: int) -> None:
