@@ -102,6 +102,7 @@ class InOut:
     boxes: Sequence[BlackBox]
     pool: Batch
     membership: Tensor  # (models, N) bool
+    population: Tensor | None = None  # rows of the pool that are no candidates, if the attacker has such
 
 
 @dataclass(frozen=True)

@@ -71,6 +71,9 @@ class Audit(ModelRun):
     experiments: base.Count = field(20, "Random pairs of victim and attacker under protocol unknown.")
     shadows: base.FromZero = flag(5, "Number of the attacker's shadow models.")
     in_out: base.FromZero = flag(0, "Number of models with and without each example, for online LiRA and RMIA.")
+    population: str | None = flag(
+        None, "Data of the attacker, as --data: rows that are neither members nor candidates. Shadow models use them."
+    )
     seeds: base.Seeds = flag(1, base.NUMBER_OF_SEEDS)
     limits: Limits = field(Limits, "Upper limits on leakage; exit code 1 above one of them, 3 if it is inconclusive.")
 

@@ -29,6 +29,7 @@ class Dataset:
     writers: Tensor | None = None  # (N,) int64: the writer of each example; None if unknown
     mean: Stats = ()  # per channel, in [0, 1] pixels; empty for tabular data
     std: Stats = ()
+    population: int = 0  # rows at the end that are the attacker's: neither members nor candidates
     verified: bool | None = None  # True if every file has its published checksum; None if none is published
 
     def __post_init__(self) -> None:

@@ -141,46 +141,67 @@ class Split:
     shadows: tuple[Part, ...]
 
 
-def victim_shadow(n: int, shadows: int, rng: Generator) -> Split:
+def victim_shadow(n: int, shadows: int, rng: Generator, population: Tensor | None = None) -> Split:
     """Split a pool of n rows as SAMIA does (USENIX Security 2022, Section 5.1.1).
 
     One half is for the victim and one for the shadows; each half is split 45/10/45. Every shadow splits the shadow half
-    anew.
+    anew. The attacker's population (P,) joins the shadow half.
     """
     if n < SMALLEST:
         raise WrongInput("data", f"{n} rows cannot be split for a victim and its shadows; use at least {SMALLEST}")
     check_whole("shadows", shadows, least=0)
     order = torch.randperm(n, generator=rng)
     victim, pool = order[: n // 2], order[n // 2 :]
-    drawn = [_part(pool[torch.randperm(len(pool), generator=rng)]) for _ in range(shadows)]
-    return Split(_part(victim), tuple(drawn))
+    if population is None:
+        return Split(_part(victim), _draw(pool, shadows, rng))
+    part = _part(victim)
+    return Split(part, _draw(torch.cat([pool, population]), shadows, rng, most=len(part.train)))
 
 
-def split_trained(n: int, members: int, shadows: int, rng: Generator) -> Split:
+def _draw(pool: Tensor, shadows: int, rng: Generator, most: int | None = None) -> tuple[Part, ...]:
+    """Return the parts of the shadows, each a new split of the attacker's rows."""
+    return tuple(_part(pool[torch.randperm(len(pool), generator=rng)], most) for _ in range(shadows))
+
+
+def split_trained(n: int, members: int, shadows: int, rng: Generator, population: Tensor | None = None) -> Split:
     """Return the split for a victim that is already trained: the first `members` rows are its members.
 
     A tenth of the other rows is for early stopping. The remainder is halved: non-members to attack, and the attacker's
-    data. Without shadows all of it are non-members to attack.
+    data. Without shadows, or with a population (P,) of the attacker's, all of it are non-members to attack.
     """
     outside = members + torch.randperm(n - members, generator=rng)
     tenth = len(outside) // 10
-    if not shadows:
+    if not shadows or population is not None:
         if len(outside) < SMALLEST + 2:  # with fewer, no row is left for early stopping
             raise WrongInput("data", f"{len(outside)} rows lie outside the members; use at least {SMALLEST + 2}")
-        return Split(Part(torch.arange(members), outside[:tenth], outside[tenth:]), ())
+        drawn = () if population is None else _draw(population, shadows, rng, most=members)
+        return Split(Part(torch.arange(members), outside[:tenth], outside[tenth:]), drawn)
     nonmembers, attacker_rows = outside[tenth:].tensor_split(2)
     if len(attacker_rows) < SMALLEST:
         raise WrongInput("data", f"{len(outside)} rows lie outside the members; use at least {2 * SMALLEST + 4}")
-    drawn = [_part(attacker_rows[torch.randperm(len(attacker_rows), generator=rng)]) for _ in range(shadows)]
-    return Split(Part(torch.arange(members), outside[:tenth], nonmembers), tuple(drawn))
+    return Split(Part(torch.arange(members), outside[:tenth], nonmembers), _draw(attacker_rows, shadows, rng))
 
 
-def _part(rows: Tensor) -> Part:
-    """Split shuffled rows 45/10/45: test and validation are rounded up, train gets the remainder."""
+def _part(rows: Tensor, most: int | None = None) -> Part:
+    """Split shuffled rows 45/10/45: test and validation are rounded up, train gets the remainder.
+
+    At most `most` rows are for training, and test gets the others: a shadow is trained on no more rows than the victim.
+    """
     test = -(-len(rows) * 45 // 100)
     validation = -(-len(rows) // 10)
     train = len(rows) - validation - test
-    return Part(*rows.split_with_sizes([train, validation, test]))
+    train = train if most is None else min(train, most)
+    return Part(*rows.split_with_sizes([train, validation, len(rows) - train - validation]))
+
+
+def in_out_pool(victim: Part, population: Tensor, rng: Generator) -> Tensor:
+    """Return the rows of in-out models: members, non-members, and rows of the attacker's population (P,), shuffled.
+
+    Half of them train a model. As many rows join as give it the victim's number of rows, and at least a tenth.
+    """
+    pool = torch.cat([victim.train, victim.test])
+    joined = min(len(population), max(2 * len(victim.train) - len(pool), len(pool) // 10))
+    return torch.cat([pool, population[torch.randperm(len(population), generator=rng)[:joined]]])
 
 
 def in_out(n: int, models: int, rng: Generator) -> Tensor:

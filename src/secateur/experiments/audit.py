@@ -18,10 +18,10 @@ from secateur import tree
 from secateur.catalogue import Choice
 from secateur.config import Audit, Prune, dump
 from secateur.data.dataset import Dataset
-from secateur.data.partition import Part, in_out
+from secateur.data.partition import Part, in_out, in_out_pool
 from secateur.evaluation.membership import cache_answers
 from secateur.evaluation.records import ModelRecords, records_csv
-from secateur.evaluation.setup import prepare
+from secateur.evaluation.setup import join_population, prepare
 from secateur.evaluation.validity import (
     Accuracy,
     Validity,
@@ -29,7 +29,7 @@ from secateur.evaluation.validity import (
     resemblance,
     validity_rows,
 )
-from secateur.experiments.context import SeedContext, check_audit, check_pruners, shortage, split_rows
+from secateur.experiments.context import SeedContext, check_audit, check_pruners, population_of, shortage, split_rows
 from secateur.experiments.exposure import RANKING, MembershipExposure, fit_attack, name_attacker
 from secateur.experiments.pipeline import (
     VICTIM,
@@ -123,6 +123,8 @@ def _prepare(config: Audit) -> tuple[Dataset, torch.device]:
     check_pruners(config.pruner, config, data)
     if config.trains_shadows:
         check_untrained(config.model, data.input_shape, data.classes)
+    if config.population is not None:
+        data = join_population(config, data, config.population)
     return data, device
 
 
@@ -148,8 +150,8 @@ def parts_of(config: Audit, data: Dataset, seed: int) -> dict[str, Part]:
     """Return by role the rows that each model is and is not trained on."""
     split = split_rows(config, data, config.shadows if config.trains_shadows else 0, seed)
     parts = {VICTIM: split.victim} | {f"shadow-{i}": part for i, part in enumerate(split.shadows)}
-    pool = torch.cat([split.victim.train, split.victim.test])
     if config.in_out:
+        pool = in_out_pool(split.victim, population_of(data), derive(seed, "population"))
         for i, inside in enumerate(in_out(pool.numel(), config.in_out, derive(seed, "in-out"))):
             parts[f"in-out-{i}"] = Part(pool[inside], split.victim.validation, pool[~inside])
     return parts
@@ -206,6 +208,8 @@ class AuditEvaluation:
         sides = {"train_accuracy": exposure.members, "test_accuracy": exposure.nonmembers}
         context.run.add(model_rows(context, labels, model, sides))
         exposure.check_validity(labels, context.data.classes, context.data.key)
+        if context.data.population:
+            context.run.add([Row(**labels, metric="population", value=float(context.data.population))])
         if self.config.weights is not None and victim.pruner is None:
             accuracy = self._accuracy(VICTIM, victim, model).train
             context.run.add(validity_rows(labels, [member_accuracy(accuracy, context.data.classes)]))
@@ -332,12 +336,21 @@ class AuditEvaluation:
         models = self._attackers_models(attacker, attack)
         known: list[Shadow] | InOut
         if any(role.startswith("in-out") for role in models):
-            boxes, parts = [self._black_box(attacker, model) for model in models.values()], self.factory.parts
-            pool = torch.cat([parts[VICTIM].train, parts[VICTIM].test])
-            known = InOut(boxes, self.candidates.batch, torch.stack([torch.isin(pool, parts[r].train) for r in models]))
+            boxes = [self._black_box(attacker, model) for model in models.values()]
+            known = self._build_in_out(boxes, list(models))
         else:
             known = self._shadows(attacker, tuple(models))
         return fit_attack(attack, known, self.context.seed)
+
+    def _build_in_out(self, boxes: list[BlackBox], roles: Sequence[str]) -> InOut:
+        """Return the in-out models over the candidates, and over rows of the attacker's population if it has some."""
+        parts, batch, data = self.factory.parts, self.candidates.batch, self.context.data
+        pool = in_out_pool(parts[VICTIM], population_of(data), derive(self.context.seed, "population"))
+        joined = torch.arange(batch.size, len(pool))
+        if len(joined):
+            batch = self.context.rows(pool)
+        inside = torch.stack([torch.isin(pool, parts[role].train) for role in roles])
+        return InOut(boxes, batch, inside, joined if len(joined) else None)
 
     def _attackers_models(self, attacker: Compression, attack: Choice) -> dict[str, Result]:
         """Return in-out models for the attacks that can use them if there are some, else disjoint shadows."""

@@ -88,10 +88,16 @@ def split_rows(config: Common, data: Dataset, shadows: int, seed: int) -> Split:
 
     The members of a victim that is already trained are the train part of the data.
     """
-    rng, rows = derive(seed, "split"), len(data.inputs)
+    rng, rows = derive(seed, "split"), len(data.inputs) - data.population
+    population = population_of(data) if data.population else None
     if config.weights is None:
-        return victim_shadow(rows, shadows, rng)
-    return split_trained(rows, data.train_size, shadows, rng)
+        return victim_shadow(rows, shadows, rng, population)
+    return split_trained(rows, data.train_size, shadows, rng, population)
+
+
+def population_of(data: Dataset) -> Tensor:
+    """Return the rows (P,) of the attacker's population."""
+    return torch.arange(len(data.inputs) - data.population, len(data.inputs))
 
 
 def file_key(path: Path) -> str:
@@ -130,6 +136,8 @@ def check_audit(config: Audit) -> None:
     """Refuse an audit that lacks a package, or has fewer shadow models than one of its attacks needs."""
     check_installed(config.defense, config.execution)
     check_function(config, config.pruner, config.defense)
+    if config.population is not None and not config.trains_shadows:
+        raise WrongInput("population", "is for the attacker's models; set a `train:` recipe or function for them")
     if not config.trains_shadows:
         if config.protocol == "select":
             raise WrongInput("protocol", "select needs shadow models; set a `train:` recipe for them")

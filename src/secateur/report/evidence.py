@@ -246,7 +246,7 @@ def _select_strongest(items: Sequence[Evidence]) -> list[MeasuredLeak]:
 def _subject(rows: Sequence[Row], config: dict[str, Any]) -> dict[str, Any]:
     """Return facts about model and data: names, hashes of files, and the numbers of rows."""
     facts: dict[str, Any] = {"model": rows[0].model if rows else None, "data": rows[0].dataset if rows else None}
-    for name in ("weights", "data", "predictions"):
+    for name in ("weights", "data", "population", "predictions"):
         path = Path(str(config.get(name) or ""))
         if config.get(name) and path.is_file():
             facts[f"sha256 of {name}"] = hashlib.sha256(path.read_bytes()).hexdigest()

@@ -151,6 +151,8 @@ def _describe_attacker(rows: Sequence[Row], top: Evidence | None) -> str:
     )
     shadowed = top is not None and top.attack is not None and uses_shadows(top.attack)
     knows = "has shadow models of its own" if shadowed else "has no shadow models"
+    public = max((row.value or 0 for row in rows if row.metric == "population"), default=0)
+    knows += f", trained with {public:,.0f} more rows of its own" if public and shadowed else ""
     return f"{asked}The strongest attacker sees the model's answers and {knows}. Intervals cover {covers}."
 
 

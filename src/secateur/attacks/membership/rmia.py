@@ -69,7 +69,9 @@ class Rmia:
         """Query the models on their own rows, learn the thresholds from the answers and draw the population."""
         require_models("rmia", shadows, LEAST)
         known = gather(shadows, self._ask, rng)
-        out_rows = (~known.inside).any(0).nonzero().squeeze(1).cpu()
+        out_rows = known.models.population
+        if out_rows is None:
+            out_rows = (~known.inside).any(0).nonzero().squeeze(1).cpu()
         drawn = torch.randperm(len(out_rows), generator=rng)[: self.population]
         return replace(self, references=known, rows=out_rows[drawn], thresholds=known.thresholds(self._score_rule))
 
@@ -121,8 +123,8 @@ def rmia(
 
     Online (mode `auto` with in-out models) P(x) comes from models with and without the example. Offline, as for
     disjoint shadows, it comes from models without the example and from `a`; a note says so. The population is that of
-    the candidates, else at most `population` of the attacker's own rows. The decision threshold is the best ratio when
-    each of the attacker's models serves as the target once.
+    the candidates, else at most `population` rows of the attacker's own population, else of all its rows. The decision
+    threshold is the best ratio when each of the attacker's models serves as the target once.
     """
     if mode not in MODES:
         raise unknown("attack rmia mode", mode, MODES)
