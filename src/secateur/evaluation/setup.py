@@ -54,8 +54,8 @@ def join_population(config: Common, data: Dataset, source: str) -> Dataset:
     known = set(content(data.inputs))
     if shared := sum(key in known for key in content(inputs)):
         raise WrongInput("population", f"{shared} of {len(inputs)} rows are in {data.name} too; leave them out")
-    joined = {"inputs": torch.cat([data.inputs, inputs]), "labels": torch.cat([data.labels, other.labels])}
-    return replace(data, **joined, writers=None, population=len(inputs))
+    rows, labels = torch.cat([data.inputs, inputs]), torch.cat([data.labels, other.labels])
+    return replace(data, inputs=rows, labels=labels, writers=None, population=len(inputs))
 
 
 def _scale_alike(other: Dataset, data: Dataset) -> Tensor:
