@@ -88,22 +88,24 @@ def source_key(field: str, reference: str) -> str:
     if file is None or not file.endswith(".py"):
         return hashlib.sha256(reference.encode()).hexdigest()
     syntax = ast.parse(Path(file).read_bytes())
-    nodes = _needed(syntax, name)
+    nodes = _select_needed(syntax, name)
     digest = hashlib.sha256(name.encode())
     for node in syntax.body if nodes is None else nodes:
         digest.update(ast.dump(node).encode())
     folder = Path(file).parent
-    for path in sorted(_imported(folder, nodes or syntax.body, sys.modules[module].__package__ or "", {Path(file)})):
+    for path in sorted(
+        _find_imported(folder, nodes or syntax.body, sys.modules[module].__package__ or "", {Path(file)})
+    ):
         digest.update(path.read_bytes())
     return digest.hexdigest()
 
 
-def _needed(syntax: ast.Module, name: str) -> list[ast.stmt] | None:
+def _select_needed(syntax: ast.Module, name: str) -> list[ast.stmt] | None:
     """Return the statements of a module that a name needs, in order; None if they cannot be told."""
     bound: dict[str, list[ast.stmt]] = {}
     wanted: list[ast.stmt] = []
     for node in syntax.body:
-        names = _bound(node)
+        names = _bound_names(node)
         if "*" in names:
             return None
         for one in names:
@@ -124,7 +126,7 @@ def _needed(syntax: ast.Module, name: str) -> list[ast.stmt] | None:
     return [node for node in syntax.body if node in done] if name in bound else None
 
 
-def _bound(node: ast.stmt) -> set[str]:
+def _bound_names(node: ast.stmt) -> set[str]:
     """Return the names that a statement binds and nothing else; empty for other statements."""
     if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
         return {node.name}
@@ -135,20 +137,20 @@ def _bound(node: ast.stmt) -> set[str]:
     return names if len(names) == len(targets) else set()
 
 
-def _imported(folder: Path, nodes: Sequence[ast.stmt], package: str, known: set[Path]) -> set[Path]:
+def _find_imported(folder: Path, nodes: Sequence[ast.stmt], package: str, known: set[Path]) -> set[Path]:
     """Return the files below the folder that statements import, directly or through others."""
     files: set[Path] = set()
-    names = {name for node in nodes for part in ast.walk(node) for name in _modules(part)}
+    names = {name for node in nodes for part in ast.walk(node) for name in _module_names(part)}
     for spec in filter(None, (_spec_of(name, package) for name in names)):
         path = Path(spec.origin or "")
         if path.suffix != ".py" or path in known or not path.is_relative_to(folder) or "site-packages" in path.parts:
             continue
         known.add(path)
-        files |= {path} | _imported(folder, ast.parse(path.read_bytes()).body, spec.parent or "", known)
+        files |= {path} | _find_imported(folder, ast.parse(path.read_bytes()).body, spec.parent or "", known)
     return files
 
 
-def _modules(node: ast.AST) -> list[str]:
+def _module_names(node: ast.AST) -> list[str]:
     """Return the names of modules that an import may load: `from a import b` loads a, and a.b if it is a module."""
     if isinstance(node, ast.Import):
         return [alias.name for alias in node.names]
