@@ -49,7 +49,7 @@ def test_real_digits_come_back(tmp_path, capsys):
     whole = {row["metric"]: row for row in rows if row["target"] is None}
     assert whole["psnr_min"]["value"] > whole["psnr_grey"]["value"] + 5
     assert whole["label_accuracy"]["value"] == 1.0
-    assert {row["total_variation"] for row in rows} == {1e-4}
+    assert {row["total_variation"] for row in rows} == {1e-3}  # chosen on other digits
     assert invert(*QUICK, "--out", tmp_path / "run") == 0
     printed = capsys.readouterr().out
     assert "PSNR" in printed and "honest-but-curious" in printed and "report.html" in printed

@@ -243,7 +243,7 @@ def test_r_gap_cannot_be_mounted(rng):
 
 def test_from_python_with_every_kind_of_defense_at_once(rng):
     batch, net = Batch(torch.rand(2, 1, 8, 8, generator=rng), torch.tensor([3, 1])), lenet_zhu((1, 8, 8), 10)
-    report = secateur.invert(net, batch, ["ig:iterations=2", "rob:bins=8"], defense="precode:size=8+ats+dgp")
+    report = secateur.invert(net, batch, ["ig:iterations=2:tv=0.0001", "rob:bins=8"], defense="precode:size=8+ats+dgp")
     found = {(row.attack, row.extra["against"]): row for row in report.rows if row.metric == "psnr_median"}
     assert len(found) == 4 and {row.defense for row in found.values()} == {"precode:size=8+ats+dgp"}
     assert bottleneck_of(net) is None
@@ -275,7 +275,7 @@ def test_an_attacker_who_knows_of_it_sees_the_pictures(rng):
     setting = {"defense": "precode", "batch_size": 1, "labels": "oracle", "iterations": 150}
     psnr = {}
     for adaptive_ in ("none", "layer"):
-        rows = secateur.invert(net, batch, "ig", adaptive=adaptive_, **setting).rows
+        rows = secateur.invert(net, batch, "ig:tv=0.0001", adaptive=adaptive_, **setting).rows
         (psnr[adaptive_],) = [row.value for row in rows if row.metric == "psnr" and row.extra["target"] is None]
     assert psnr["layer"] > psnr["none"] + 3
 

@@ -134,9 +134,9 @@ def test_from_python_with_the_residual_of_a_training(client, batch, tmp_path):
     told = {"defense": "dgp+error-feedback", "iterations": 2}
 
     def of(given):
-        report = secateur.invert(client.net, batch, "ig", residual=given, **told)
+        report = secateur.invert(client.net, batch, "ig:tv=0.01", residual=given, **told)
         (row,) = [row for row in report.rows if row.metric == "psnr" and row.extra["target"] is None]
-        return "its residual is empty" in row.note, report.pictures["ig:iterations=2"][0]
+        return "its residual is empty" in row.note, report.pictures["ig:iterations=2:tv=0.01"][0]
 
     (empty, plain), (trained, shown) = of(None), of(residual)
     assert empty and not trained and not torch.equal(plain, shown)
@@ -154,7 +154,7 @@ def test_an_empty_residual_is_told():
 
 
 def test_from_python(client, batch):
-    report = secateur.invert(client.net, batch, "ig", defense="dgp", iterations=2)
+    report = secateur.invert(client.net, batch, "ig:tv=0.01", defense="dgp", iterations=2)
     (row,) = [row for row in report.rows if row.metric == "psnr" and row.extra["target"] is None]
     assert row.defense == "dgp" and "plainly only" in row.note
     with pytest.raises(WrongInput, match="acts on the gradient of a batch"):

@@ -10,11 +10,13 @@ from secateur.evaluation.reconstruction import (
     compare,
     join_outcomes,
     judge,
+    recognise,
     share_by_target,
     summary_rows,
     target_rows,
 )
 from secateur.interfaces import Batch, Knowledge, Reconstruction
+from secateur.metrics.lpips import Lpips
 from secateur.metrics.membership import share_of
 
 ONES = torch.ones(1, 1, 1)
@@ -40,7 +42,7 @@ def test_pictures_are_put_in_the_order_of_their_truths():
     alike = compare(Batch(pictures(0.0, 1.0), torch.tensor([1, 2])), made([0.9, 0.2], [2, 0]), KNOWN)
     assert torch.allclose(alike.guess[:, 0, 0, 0], torch.tensor([0.2, 0.9], dtype=torch.float64))
     assert alike.labels == [0, 2]
-    assert alike.recovered.tolist() == [True, True]
+    assert alike.returned.tolist() == [True, True]
     assert alike.right.tolist() == [True, False]  # one of two labels
 
 
@@ -48,23 +50,23 @@ def test_what_was_not_found_is_grey_and_counted():
     truth = Batch(pictures(0.0, 1.0), torch.tensor([1, 1]))
     alike = compare(truth, made([0.9], [1]), KNOWN)
     assert torch.allclose(alike.guess[:, 0, 0, 0], torch.tensor([0.5, 0.9], dtype=torch.float64))
-    assert alike.recovered.tolist() == [False, True] and alike.labels == [None, 1]
+    assert alike.returned.tolist() == [False, True] and alike.labels == [None, 1]
     assert alike.right.tolist() == [True, False]  # the label that occurs twice was found once
     nothing = compare(truth, None, KNOWN)
-    assert nothing.recovered.tolist() == [False, False] and bool((nothing.guess == 0.5).all())
+    assert nothing.returned.tolist() == [False, False] and bool((nothing.guess == 0.5).all())
     broken = compare(truth, made([float("nan"), 0.1], [1, 1]), KNOWN)
-    assert broken.recovered.tolist() == [True, False]
+    assert broken.returned.tolist() == [True, False]
 
 
 def test_where_every_trial_diverged_nothing_was_found_but_labels_may_be():
     truth = Batch(pictures(0.0, 1.0), torch.tensor([1, 2]))
     guess = replace(made([0.0, 1.0], [1, 0]), loss=float("inf"))
     alike = compare(truth, guess, KNOWN)
-    assert alike.recovered.tolist() == [False, False] and bool((alike.guess == 0.5).all())
+    assert alike.returned.tolist() == [False, False] and bool((alike.guess == 0.5).all())
     assert alike.labels == [None, None]
     assert alike.right.tolist() == [True, False]
     rows = summed(judge([truth], [guess], KNOWN, scoring=Scoring(None)))
-    assert rows["recovered"].value == 0 and rows["label_accuracy"].value == 0.5 and rows["recognisable"].value == 0
+    assert rows["returned"].value == 0 and rows["label_accuracy"].value == 0.5 and rows["recognisable"].value == 0
 
 
 def test_more_pictures_than_there_were_are_not_a_merit():
@@ -86,7 +88,7 @@ def test_rows_of_targets_and_of_all_of_them():
     found = summed(join_outcomes([first, second]))
     assert abs(found["mse"].value - (0.01 + 0.01 + 0 + 0.04) / 4) < 1e-6 and found["mse"].low <= found["mse"].value
     assert abs(found["mse_max"].value - 0.04) < 1e-6 and found["mse_min"].value < 1e-12
-    assert found["recovered"].value == 0.75 and found["label_accuracy"].value == 0.5
+    assert found["returned"].value == 0.75 and found["label_accuracy"].value == 0.5
     assert found["identified"].value == 0.75
     assert found["identified_chance"].value == 3 / 8  # its own pairing's three, and none of the crossed one's
     assert found["recognisable"].value == 0.75  # all that were found
@@ -102,6 +104,52 @@ def test_a_picture_is_recognisable_when_it_is_its_own_and_clearer_than_grey():
         assert (found["identified"].value, found["recognisable"].value) == (identified, clear), values
     one = judge([Batch(pictures(0.0), torch.tensor([0]))], [made([0.1], [0])], KNOWN, 0.0, Scoring(None))
     assert summed(one)["recognisable"].value == 1.0 and "identified" not in summed(one)
+
+
+def shapes(rng, number=6):
+    """Smooth pictures (N, 1, 16, 16) that differ from each other."""
+    rough = torch.rand(number, 1, 4, 4, generator=rng, dtype=torch.float64)
+    return torch.nn.functional.interpolate(rough, size=(16, 16), mode="bilinear")
+
+
+def test_a_viewer_looks_through_noise_and_so_does_the_second_judge(rng):
+    """Finding 2: a denoiser brought pictures over the tool's own rule, and the badge was green."""
+    truth, every = shapes(rng), torch.ones(6, dtype=torch.bool)
+    noisy = (truth + 0.15 * torch.randn(truth.shape, generator=rng)).clamp(0, 1)
+    judged = recognise(truth, noisy, every)
+    assert judged["squares"].sum() < judged["denoised"].sum() == 6
+    for nothing in (torch.rand(truth.shape, generator=rng).double(), torch.full_like(truth, 0.5)):
+        judged = recognise(truth, nothing, every)
+        assert not judged["squares"].any() and not judged["denoised"].any()
+    assert not any(hits.any() for hits in recognise(truth, noisy, ~every).values())  # the attack returned nothing
+    dark = 0.02 * truth  # nearly one colour: a picture of that colour shows nothing
+    flat = dark.mean((2, 3), keepdim=True).expand_as(dark)
+    assert not recognise(dark, flat, every)["denoised"].any()
+
+
+def test_lpips_judges_against_other_truths_where_it_can(rng, monkeypatch):
+    def distance(truth, guess, weights):
+        return Lpips((truth - guess).abs().mean((1, 2, 3)), None)
+
+    monkeypatch.setattr("secateur.evaluation.reconstruction.lpips", distance)
+    truth, every = shapes(rng), torch.ones(6, dtype=torch.bool)
+    assert recognise(truth, 0.9 * truth, every, {})["lpips"].all()
+    between = (truth + truth.roll(1, 0)) / 2 + 1e-3 * (truth - truth.roll(1, 0))  # hardly nearer to the own truth
+    assert not recognise(truth, between, every, {})["lpips"].any()
+    assert "lpips" not in recognise(truth, truth, every) and "lpips" not in recognise(truth[:1], truth[:1], every[:1])
+
+
+def test_the_rows_say_which_judge_recognised(rng):
+    truth = shapes(rng)
+    noisy = (truth + 0.15 * torch.randn(truth.shape, generator=rng)).clamp(0, 1)
+    truths = [Batch(picture[None].float(), torch.tensor([0])) for picture in truth]
+    guesses = [Reconstruction(Batch(picture[None].float(), torch.tensor([0])), 0.25) for picture in noisy]
+    known = replace(KNOWN, input_shape=(1, 16, 16), batch_size=1)
+    found = summed(judge(truths, guesses, known, scoring=Scoring(None)))
+    assert found["recognisable"].value == found["recognisable_denoised"].value == 1
+    assert found["recognisable_squares"].value < 1 and "recognised by" in found["recognisable"].note
+    assert "denoised" in found["recognisable"].note and "lpips" not in found["recognisable"].note
+    assert (found["updates"].value, found["pictures"].value) == (6, 6)
 
 
 def test_matching_noise_to_truths_is_not_above_chance():
@@ -162,12 +210,12 @@ def test_notes_of_many_targets_are_told_once_and_not_without_end():
 
 def test_targets_are_resampled_not_pictures():
     """Two updates of three pictures each, all found of one and none of the other: two facts, not six."""
-    truths = [Batch(pictures(0.0, 0.1, 0.9), torch.tensor([0, 1, 2]))] * 2
+    truths = [Batch(pictures(0.4, 0.45, 0.6), torch.tensor([0, 1, 2]))] * 2
     known = replace(KNOWN, batch_size=3)
-    guesses = [made([0.0, 0.1, 0.9], [0, 1, 2]), made([], [])]
+    guesses = [made([0.4, 0.45, 0.6], [0, 1, 2]), made([], [])]
     rows = summed(judge(truths, guesses, known, scoring=Scoring(None)))
     two = share_of(0.5, 2)
-    assert (rows["recovered"].low, rows["recovered"].high) == (two.low, two.high)
+    assert (rows["returned"].low, rows["returned"].high) == (two.low, two.high)
     assert "over the 2 targets, each with all its pictures" in rows["mse"].note
     values = [float(value) for value in judge(truths, guesses, known, scoring=Scoring(None)).scores.values["mse"]]
     first, second = sum(values[:3]) / 3, sum(values[3:]) / 3

@@ -130,10 +130,10 @@ def test_a_damaged_state_is_begun_anew(tmp_path, monkeypatch):
 def test_batches_seeds_and_what_was_not_found(tmp_path):
     rows = run_invert(settings(attack="tiny:misses=1", targets=3, batch_size=3, seeds=2), tmp_path / "run")
     assert {row.seed for row in rows} == {0, 1}
-    assert summary(rows, "recovered").value == pytest.approx(2 / 3)
+    assert summary(rows, "returned").value == pytest.approx(2 / 3)
     assert {row.extra["item"] for row in rows if row.extra["target"] is not None} == {None, 0, 1, 2}
     page = (tmp_path / "run" / "report.html").read_text()
-    assert "nothing recovered</small>" in page and "target 2, picture 1, seed 1" in page
+    assert "nothing returned</small>" in page and "target 2, picture 1, seed 1" in page
 
 
 def test_an_active_attacker_sends_its_own_model(tmp_path):

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from skimage.metrics import mean_squared_error, peak_signal_noise_ratio, structural_similarity
 
 from secateur.errors import WrongInput
-from secateur.metrics.image import mse, picture_scores, psnr, ssim, summary
+from secateur.metrics.image import denoise, mse, picture_scores, psnr, ssim, summary
 from secateur.metrics.pictures import match
 
 
@@ -147,7 +147,7 @@ def test_summary_of_infinite_and_single_values(rng):
 def test_summary_draws_a_target_with_all_its_values(rng):
     """Targets of two values and of one: resampled medians are those of whole targets."""
     values = torch.tensor([0.0, 1.0, 6.0])
-    found = summary({"psnr": values}, rng, sizes=[2, 1])["psnr"]
+    found = summary({"own": values}, rng, sizes=[2, 1])["own"]
     assert (found.median.value, found.median.low, found.median.high) == (1.0, 0.5, 6.0)
     assert found.median.note.startswith("2 targets are too few for 95 %")
     # sums 1 and 6 are 11/3 off their shares of 7/3 a value: sqrt(2 * 2 * (11/3)^2) / 3 = 22/9, and t(1) = 12.7062
@@ -166,3 +166,24 @@ def test_an_interval_of_few_targets_covers_as_often_as_it_says(targets, rng):
     found = [summary({"x": draw}, rng, resamples=200)["x"].mean for draw in draws]
     covered = sum(each.low <= 0 <= each.high for each in found) / len(found)
     assert covered > 0.9
+
+
+def test_the_denoiser_is_that_of_scikit_image(rng):
+    from skimage.restoration import denoise_tv_chambolle
+
+    pictures = torch.rand(2, 3, 9, 13, generator=rng, dtype=torch.float64)
+    for weight, iterations in ((0.1, 20), (0.3, 7)):
+        for picture, smooth in zip(pictures, denoise(pictures, weight, iterations), strict=True):
+            # the last of its iterations only measures the change
+            settings = {"weight": weight, "eps": 0, "max_num_iter": iterations + 1, "channel_axis": 0}
+            expected = torch.from_numpy(denoise_tv_chambolle(picture.numpy(), **settings))
+            torch.testing.assert_close(smooth, expected, atol=1e-12, rtol=0)
+
+
+def test_intervals_stay_in_the_range_of_their_measure(rng):
+    """Finding 4: SSIM [-1.408, 1.763] at two targets."""
+    values = {"ssim": torch.tensor([0.05, 0.3]), "mse": torch.tensor([0.01, 0.3]), "psnr": torch.tensor([1.0, 30.0])}
+    wide = summary(values, rng)
+    assert (wide["ssim"].mean.low, wide["ssim"].mean.high) == (-1, 1)
+    assert (wide["mse"].mean.low, wide["mse"].mean.high) == (0, 1)
+    assert wide["psnr"].mean.low == 0 and wide["psnr"].mean.high > 100

@@ -77,7 +77,7 @@ def test_what_stands_under_a_picture():
     (card,) = build_gallery([figure(0, 1.0, "ig:iterations=5:tv=0.1", labels="oracle", unfinished=True, found=False)])
     assert card.guesses[0].title == "ig"
     assert card.guesses[0].lines[:3] == ["iterations=5", "tv=0.1", "labels known"]
-    assert {"unfinished", "nothing recovered"} <= set(card.guesses[0].lines)
+    assert {"unfinished", "nothing returned"} <= set(card.guesses[0].lines)
 
 
 def test_a_long_gallery_opens_with_its_worst_cases(updates):

@@ -72,6 +72,7 @@ def invert(
     local_steps: int | None = None,
     learning_rate: float | None = None,
     generator: Callable[[Tensor, Tensor], Tensor] | None = None,
+    public: Examples | None = None,
     seed: int = 0,
     name: str = "model",
     **over: Any,
@@ -95,6 +96,8 @@ def invert(
         local_steps: The client's steps; if given, it sends its weights after them instead of a gradient.
         learning_rate: The client's; 0.1 for a batch.
         generator: A function of noise (N, 128) and labels that makes pictures, for attacks that search through one.
+        public: Inputs and labels of the attacker's own, none of them in the batch. An attack such as ig chooses its
+            weight of total variation on them; without them it runs with every weight, each under a name of its own.
         seed: The seed of all that is drawn.
         name: The model's name in the rows.
         over: Hyper-parameters laid over every attack, such as iterations=500.
@@ -133,10 +136,27 @@ def invert(
     common = {"model": name, "dataset": "given", "seed": seed, "defense": str(guarded)}
     extra = {"labels": labels, "stage": "given", "batch_size": knowledge.batch_size, "update": client.sends}
     run = MemoryRun()
-    exposure = UpdateExposure(run, client, targets, guarded, chosen, common | {"extra": extra})
+    own = read_public(model, public, knowledge)
+    exposure = UpdateExposure(run, client, targets, guarded, chosen, common | {"extra": extra}, public=own)
     exposure.show_truths()
-    pictures = {str(choice): [match.guess for match in exposure.measure(choice)[0].matches] for choice in chosen}
+    mounted = [attack for choice in chosen for attack in exposure.tune(choice)]
+    pictures = {str(attack): [match.guess for match in exposure.measure(attack)[0].matches] for attack in mounted}
     return Inversion(run.rows, pictures, run.figures)
+
+
+def read_public(model: nn.Module, public: Examples | None, knowledge: Knowledge) -> list[Batch]:
+    """Return examples of the attacker's own in batches of the size of an update."""
+    if public is None:
+        return []
+    inputs, labels = read_batch("public", public)
+    if tuple(inputs.shape[1:]) != tuple(knowledge.input_shape):
+        raise WrongInput("public", f"has the shape {tuple(inputs.shape[1:])}; use {tuple(knowledge.input_shape)}")
+    check_labels("public", labels, knowledge.classes)
+    whole, size = Batch(_like(model, inputs), labels.to(device_of(model))), knowledge.batch_size
+    if whole.size < size:
+        raise WrongInput("public", f"has {whole.size} examples; use at least {size}, those of an update")
+    rows = torch.arange(whole.size // size * size).view(-1, size)
+    return [whole.take(one) for one in rows]
 
 
 def check_settings(

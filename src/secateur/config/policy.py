@@ -25,7 +25,7 @@ class Limits(Fields):
     worst_group_auc: Limit = None
     worst_group_tpr: Limit = Field(None, alias="worst_group_tpr_at_fpr_0.01")
     accuracy_drop: Limit = None
-    recognisable: Limit = field(None, "Share of pictures that come back recognisable.")
+    recognisable: Limit = field(None, "Share of pictures that an attack makes recognisable.")
     psnr: float | None = None
     label_accuracy: Limit = None
     epsilon: NotNegative | None = field(None, "Epsilon that the defense proves.")

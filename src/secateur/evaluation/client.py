@@ -239,15 +239,26 @@ def guarantee_of(defense: Defense) -> Guarantee | None:
     return guarantee
 
 
-def add_cautions(rows: Iterable[Row], defense: Defense, attacks: Sequence[Choice], trained: bool = False) -> list[Row]:
+def add_cautions(
+    rows: Iterable[Row],
+    defense: Defense,
+    attacks: Sequence[Choice],
+    trained: bool = False,
+    calibration: str | None = None,
+) -> list[Row]:
     """Return the rows of one attack with notes: the guarantee, and a caution if no attacker knew of the defense.
 
-    `trained` is True if error feedback started from the residual of a training, not from an empty one.
+    Args:
+        rows: the rows of the attack.
+        defense: the defense that it met.
+        attacks: all attacks on this defense.
+        trained: True if error feedback started from the residual of a training, not from an empty one.
+        calibration: how the attacker chose its settings.
     """
     empty = defense.find_part("residual") is not None and not trained
     residual = "its residual is empty, as in the first round; later ones send something else" if empty else None
     facts = [f"{defense}: {fact}" for fact in (guarantee_of(defense), residual) if fact]
-    notes = [*facts, caution(defense, attacks)]
+    notes = [calibration, *facts, caution(defense, attacks)]
     return [replace(row, note=join_notes(row.note, *notes)) if row.metric == "psnr" else row for row in rows]
 
 

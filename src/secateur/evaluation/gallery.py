@@ -51,7 +51,7 @@ def draw_figures(labels: Labels, numbers: Sequence[int], outcome: AttackOutcome,
         values, pair = outcome.values(i), outcome.matches[i]
         for item, pixels in enumerate(pair.guess):
             more: Figure = {"target": number, "item": item, "label": pair.labels[item]}
-            more["found"] = pair.recovered is None or bool(pair.recovered[item])
+            more["found"] = pair.returned is None or bool(pair.returned[item])
             more["scores"] = {name: to_plain(values[name][item]) for name in CAPTION if name in values}
             figures.append(picture(labels, pixels if images else None, **more))
         if reconstruction is not None and len(reconstruction.curve):

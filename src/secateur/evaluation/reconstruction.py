@@ -13,7 +13,8 @@ from torch import Generator, Tensor
 from secateur.attacks.inversion.label_inference import labels_right
 from secateur.catalogue import Choice
 from secateur.interfaces import Batch, Knowledge, Params, Reconstruction
-from secateur.metrics.image import PictureScores, mse, picture_scores, psnr, summary
+from secateur.metrics.image import PictureScores, denoise, mse, picture_scores, psnr, summary
+from secateur.metrics.lpips import lpips
 from secateur.metrics.membership import Estimate, share_of
 from secateur.metrics.pictures import match
 from secateur.runs.rows import Row, join_notes
@@ -21,6 +22,13 @@ from secateur.runs.rows import Row, join_notes
 PARTS = 8  # most parts of the targets' notes in a summary
 GREY = 0.5  # pixel value of a picture that the attack did not return
 CLEARER = 4  # a recognisable picture has so many times less squared error than grey (6 dB)
+NEARER = 2  # by LPIPS it is so many times nearer to its own truth than to any of the most similar truths
+SIMILAR = 10  # truths that a picture is compared with by LPIPS
+JUDGES = {
+    "squares": f"at least {CLEARER} times nearer in squares to their own truth than a mid-grey picture",
+    "denoised": "the same after a light denoiser, and nearer than the truth's mean colour",
+    "lpips": f"at least {NEARER} times nearer by LPIPS to their own truth than to the {SIMILAR} most similar truths",
+}
 PAIRINGS = 20  # most pairings of updates with each other's truths, for the chance level
 
 
@@ -31,7 +39,7 @@ class MatchedPictures:
     guess: Tensor  # (B, C, H, W) pixels in the order of the truths; mid-grey where the attack returned none
     labels: list[int | None]  # the attack's label of each picture
     truth: Tensor | None = None  # (B, C, H, W) pixels; None for a captured update
-    recovered: Tensor | None = None  # (B,) bool: False where the attack returned no picture
+    returned: Tensor | None = None  # (B,) bool: False where the attack returned no picture
     right: Tensor | None = None  # (B,) bool: True as often as labels are right; positions carry no meaning
 
 
@@ -49,6 +57,7 @@ class AttackOutcome:
     matches: list[MatchedPictures]
     scores: PictureScores  # of all pictures; empty without truth or without `scoring`
     seconds: float = 0.0
+    lpips: Params | None = None  # the weights of LPIPS, for its judgement; None: not available
 
     def values(self, target: int) -> dict[str, list[float]]:
         """Return the scores of one target's pictures."""
@@ -83,7 +92,7 @@ def judge(
     scores = PictureScores({}, {})
     if known and scoring is not None:
         scores = picture_scores(torch.cat(known), torch.cat([pair.guess for pair in matches]), scoring.lpips)
-    return AttackOutcome(list(reconstructions), matches, scores, seconds)
+    return AttackOutcome(list(reconstructions), matches, scores, seconds, scoring.lpips if scoring else None)
 
 
 def join_outcomes(outcomes: Sequence[AttackOutcome]) -> AttackOutcome:
@@ -95,6 +104,7 @@ def join_outcomes(outcomes: Sequence[AttackOutcome]) -> AttackOutcome:
         [pair for outcome in outcomes for pair in outcome.matches],
         PictureScores(values, outcomes[0].scores.notes),
         sum(outcome.seconds for outcome in outcomes),
+        outcomes[0].lpips,
     )
 
 
@@ -133,7 +143,7 @@ def summary_rows(labels: dict[str, Any], outcome: AttackOutcome, rng: Generator)
         rows.append(Row(**labels, metric=f"{metric}_max", value=measured.maximum))
     absent = [metric for metric in outcome.scores.notes if metric not in outcome.scores.values]
     rows += [Row(**labels, metric=metric, value=None, note=notes[metric]) for metric in absent]
-    return rows + (_shares(labels, outcome.matches) if outcome.scores.values else [])
+    return rows + (_shares(labels, outcome.matches, outcome.lpips) if outcome.scores.values else [])
 
 
 def _failure_row(labels: dict[str, Any], reconstructions: Sequence[Reconstruction | None]) -> Row:
@@ -150,10 +160,10 @@ def _gather_notes(notes: Iterable[str | None]) -> str:
     return "; ".join(parts[:PARTS] + ([f"{more} more in the rows of the targets"] if more > 0 else []))
 
 
-def _shares(labels: dict[str, Any], matches: Sequence[MatchedPictures]) -> list[Row]:
-    """Return rows of shares: pictures recovered, labels right, pictures nearest to their truth, recognisable."""
-    recovered, right, truth, guess = (
-        torch.cat([getattr(pair, name) for pair in matches]) for name in ("recovered", "right", "truth", "guess")
+def _shares(labels: dict[str, Any], matches: Sequence[MatchedPictures], weights: Params | None) -> list[Row]:
+    """Return rows of shares: pictures returned, labels right, pictures nearest to their truth, recognisable."""
+    returned, right, truth, guess = (
+        torch.cat([getattr(pair, name) for pair in matches]) for name in ("returned", "right", "truth", "guess")
     )
     sizes = [len(pair.guess) for pair in matches]
 
@@ -161,23 +171,59 @@ def _shares(labels: dict[str, Any], matches: Sequence[MatchedPictures]) -> list[
         estimate = share_by_target(hits, sizes)
         return Row(**labels, metric=metric, **(estimate._asdict() | ({"note": note} if note else {})))
 
-    rows = [share_row("recovered", recovered)]
+    rows = [Row(**labels, metric="updates", value=len(sizes)), Row(**labels, metric="pictures", value=sum(sizes))]
+    rows.append(share_row("returned", returned))
     if labels["extra"]["labels"] == "oracle":
         rows.append(Row(**labels, metric="label_accuracy", value=None, note="the attacker was given the labels"))
     else:
         rows.append(share_row("label_accuracy", right))
-    grey = torch.full_like(truth, GREY)
-    nearest = torch.cdist(guess.flatten(1), truth.flatten(1)).argmin(1)
-    identified = recovered & (nearest == torch.arange(len(truth)))
+    nearest = _nearest(guess, truth)
     if len(truth) > 1:
         note = f"the share of pictures whose nearest of {len(truth)} truths is their own"
-        rows.append(share_row("identified", identified, note))
+        rows.append(share_row("identified", returned & (nearest == torch.arange(len(truth))), note))
         rows.append(Row(**labels, metric="identified_chance", value=_chance_level(matches, nearest)))
-    clear = identified & (mse(truth, guess) <= mse(truth, grey) / CLEARER)
-    note = f"nearest to their own truth of all, and at least {CLEARER} times nearer in squares than a mid-grey picture"
-    rows.append(share_row("recognisable", clear, note))
-    note = "what a mid-grey picture scores: knowing nothing"
+    judged = recognise(truth, guess, returned, weights)
+    seen = [name for name, hits in judged.items() if bool(hits.any())]
+    note = f"recognised by {', '.join(seen)}" if seen else f"recognised by none of {', '.join(judged)}"
+    rows.append(share_row("recognisable", torch.stack(list(judged.values())).any(0), note))
+    rows += [share_row(f"recognisable_{name}", hits, JUDGES[name]) for name, hits in judged.items()]
+    note, grey = "what a mid-grey picture scores: knowing nothing", torch.full_like(truth, GREY)
     return [*rows, Row(**labels, metric="psnr_grey", value=float(psnr(truth, grey).mean()), note=note)]
+
+
+def recognise(truth: Tensor, guess: Tensor, returned: Tensor, weights: Params | None = None) -> dict[str, Tensor]:
+    """Return by judge, (N,) bool: True for pictures that a viewer would recognise. See JUDGES.
+
+    Whoever judges, the picture is nearest in squares to its own truth of all. LPIPS judges where it has `weights` and
+    other truths to compare with.
+    """
+    own, grey = torch.arange(len(truth)), mse(truth, torch.full_like(truth, GREY))
+    flat = mse(truth, truth.mean((2, 3), keepdim=True).expand_as(truth))
+    identified, smooth = returned & (_nearest(guess, truth) == own), denoise(guess)
+    clear = identified & (mse(truth, guess) <= grey / CLEARER)
+    error = mse(truth, smooth)
+    denoised = returned & (_nearest(smooth, truth) == own) & (error <= grey / CLEARER) & (error < flat)
+    judged = {"squares": clear, "denoised": denoised}
+    if weights is not None and len(truth) > 1:
+        judged["lpips"] = _nearest_by_lpips(truth, guess, identified, weights)
+    return judged
+
+
+def _nearest(guess: Tensor, truth: Tensor) -> Tensor:
+    """Return (N,) the row of the truth that is nearest to each guess in squares."""
+    return torch.cdist(guess.flatten(1), truth.flatten(1)).argmin(1)
+
+
+def _nearest_by_lpips(truth: Tensor, guess: Tensor, identified: Tensor, weights: Params) -> Tensor:
+    """Return (N,) bool: True if LPIPS is far nearer to the own truth than to similar ones; only where identified."""
+    gaps = torch.cdist(truth.flatten(1), truth.flatten(1)).fill_diagonal_(torch.inf)
+    others = gaps.argsort(1)[:, : min(SIMILAR, len(truth) - 1)]
+    hits = torch.zeros_like(identified)
+    for row in identified.nonzero().flatten().tolist():
+        compared = truth[torch.cat([torch.tensor([row]), others[row]])]
+        distances = lpips(compared, guess[row].clamp(0, 1).expand_as(compared), weights).values
+        hits[row] = bool(NEARER * distances[0] <= distances[1:].min())
+    return hits
 
 
 def _chance_level(matches: Sequence[MatchedPictures], nearest: Tensor) -> float:
@@ -199,7 +245,7 @@ def _chance_level(matches: Sequence[MatchedPictures], nearest: Tensor) -> float:
             number = min(sizes[i], sizes[j])
             rows = match(truths[j][:number], pair.guess)
             theirs = nearest[first[i] + rows] == first[j] + torch.arange(number)
-            hits += int((torch.as_tensor(pair.recovered)[rows] & theirs).sum())
+            hits += int((torch.as_tensor(pair.returned)[rows] & theirs).sum())
             pairs += number
     return hits / pairs
 
@@ -239,9 +285,15 @@ def with_extras(labels: dict[str, Any], **more: Any) -> dict[str, Any]:
     return labels | {"extra": labels["extra"] | more}
 
 
-def attack_labels(labels: dict[str, Any], extra: dict[str, Any], attack: Choice | None) -> dict[str, Any]:
-    """Return the labels of an attack's rows: its name, if it adapts, and its weight of total variation."""
+def attack_labels(
+    labels: dict[str, Any], extra: dict[str, Any], attack: Choice | None, weight: float | None = None
+) -> dict[str, Any]:
+    """Return the labels of an attack's rows: its name, if it adapts, and its weight of total variation.
+
+    `weight` is the weight that the attacker chose; None: that of its settings.
+    """
     instance = None if attack is None else attack.make()
     adaptive = None if instance is None else getattr(instance, "adaptive", "none") != "none"
     named = {"attack": None if attack is None else str(attack), "adaptive": adaptive}
-    return labels | named | {"extra": extra | {"total_variation": getattr(instance, "tv", None)}}
+    fixed = {"total_variation": getattr(instance, "tv", None)}
+    return labels | named | {"extra": extra | (fixed if weight is None else {"total_variation": weight})}

@@ -6,20 +6,21 @@ defense: the client, the attacked updates, and every attack on them.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Generator
+from torch import Generator, Tensor
 
 from secateur.catalogue import Choice, Defense
 from secateur.config import Invert, dump
 from secateur.data.dataset import Dataset
 from secateur.errors import WrongInput
 from secateur.evaluation import gallery
+from secateur.evaluation.calibration import UPDATES, WEIGHTS, Calibration, calibrate, effort_of, is_open, list_weights
 from secateur.evaluation.client import AttackedClient, Target, add_cautions, check_attack, check_pictures, guarantee_of
 from secateur.evaluation.membership import flat_labels
 from secateur.evaluation.reconstruction import (
@@ -53,7 +54,7 @@ from secateur.interfaces import Batch, Reconstruction
 from secateur.metrics.lpips import load_weights as load_lpips
 from secateur.progress import progress
 from secateur.report import page_afterwards
-from secateur.runs.artifacts import key_of
+from secateur.runs.artifacts import Result, key_of
 from secateur.runs.folder import MemoryRun, Run, open_run
 from secateur.runs.rows import Row
 from secateur.runs.unfinished import NullWatcher, StageWatcher, forget, pack, unpack
@@ -68,15 +69,18 @@ def run_invert(config: Invert, out: Path) -> list[Row]:
     check_invert(config, data, device)
     opened = open_run(out, "invert", dump(config), device=str(device), seeds=config.seeds)
     with page_afterwards(out), deterministic(config.deterministic), opened as run:
+        calibrations: list[dict[Choice, Calibration]] = [{} for _ in config.defense]  # on the first seed, for all
         for seed in config.seeds:
             context = SeedContext(run, config, data, device, seed)
             defenses = [search_policies(defense, config, context) for defense in config.defense]
             exposures = [ClientExposure(config, context, defense) for defense in defenses]
             exposures[0].show_truths()
-            for exposure in exposures:
+            for exposure, chosen in zip(exposures, calibrations, strict=True):
                 exposure.show_guarantee()
+                exposure.calibrations = chosen
                 for attack in config.attacks:
-                    exposure.measure(attack)
+                    for mounted in exposure.tune(attack):
+                        exposure.measure(mounted)
     return run.rows
 
 
@@ -96,7 +100,27 @@ def plan(config: Invert) -> list[str]:
     if any(map(needs_generator, config.attacks)):
         rows = len(public_rows(config, data, config.seeds[0]))
         lines.append(f"  train a generator for {config.generator_steps} steps on {rows} rows that are no target")
-    return lines + [f"  attack with {attack}: {attack.method.info['threat']}" for attack in config.attacks]
+    return lines + [line for attack in config.attacks for line in describe_attack(attack, config, data)]
+
+
+def describe_attack(attack: Choice, config: Invert, data: Dataset) -> list[str]:
+    """Describe the steps of one attack, a line each."""
+    line = f"  attack with {attack}: {attack.method.info['threat']}"
+    if not is_open(attack):
+        return [line]
+    if not len(own_rows(config, data, config.seeds[0])):
+        return [f"  attack with {mounted}: {attack.method.info['threat']}" for mounted in list_weights(attack)]
+    weights = ", ".join(f"{weight:g}" for weight in WEIGHTS)
+    effort = effort_of(attack, len(config.seeds) * (config.targets if config.update is None else 1))
+    return [f"  choose the total variation of {attack} among {weights}: {effort}", line]
+
+
+def own_rows(config: Invert, data: Dataset, seed: int) -> Tensor:
+    """Return (updates, B): public rows of updates that an attacker makes itself; there may be none."""
+    rows = public_rows(config, data, seed)
+    rows = rows[torch.randperm(len(rows), generator=derive(seed, "calibrate", "rows"))]
+    count = min(UPDATES, len(rows) // config.batch_size)
+    return rows[: count * config.batch_size].view(count, config.batch_size)
 
 
 def check_invert(config: Invert, data: Dataset, device: torch.device) -> None:
@@ -131,6 +155,8 @@ class UpdateExposure:
     images: bool = True
     data_folder: Path | None = None
     pictures: str = "pictures"  # the folder of pictures in the run's folder
+    public: Sequence[Batch] = ()  # batches of the attacker's own, which no target is made of
+    calibrations: dict[Choice, Calibration] = field(default_factory=dict)  # of attacks whose weight was open
 
     @property
     def seed(self) -> int:
@@ -157,12 +183,45 @@ class UpdateExposure:
             labels["extra"] |= dict.fromkeys(("target", "trial", "item"))
             self.run.add([Row(**labels, metric="epsilon", value=proved.epsilon, note=str(proved))])
 
+    def tune(self, attack: Choice) -> list[Choice]:
+        """Return the attacks to measure for an attack; one whose weight is open is calibrated first.
+
+        Without pictures of the attacker's own it is measured with every weight, each under its own name.
+        """
+        if not is_open(attack) or attack in self.calibrations:
+            return [attack]
+        examples, effort = self.own_examples(), effort_of(attack, self.updates)
+        if not examples:
+            return list_weights(attack)
+        self.calibrations[attack] = calibrate(
+            attack, self.client, examples, effort, lambda trial, compute: self.keep_trial(attack, trial, compute)
+        )
+        return [attack]
+
+    @property
+    def updates(self) -> int:
+        """The number of attacked updates that one calibration serves."""
+        return len(self.targets)
+
+    def own_examples(self) -> Sequence[Batch]:
+        """Return batches of the attacker's own, which no target is made of."""
+        return self.public
+
+    def keep_trial(self, attack: Choice, trial: Mapping[str, Any], compute: Callable[[], Result]) -> Result:
+        """Return the result of one weight of a calibration."""
+        return compute()
+
+    def mounted(self, attack: Choice) -> Choice:
+        """Return the attack as it runs: with the weight of its calibration, if it has one."""
+        return self.calibrations[attack].attack if attack in self.calibrations else attack
+
     def measure(self, attack: Choice) -> list[AttackOutcome]:
         """Reconstruct all targets with one attack, group by group; score and return the reconstructions.
 
-        The result has an outcome for each comparison of `label_comparisons`.
+        A calibrated attack keeps its name in the rows. The result has an outcome for each comparison of
+        `label_comparisons`.
         """
-        labels, lpips = self._labels(attack), load_lpips(self.data_folder)
+        labels, lpips, calibration = self._labels(attack), load_lpips(self.data_folder), self.calibrations.get(attack)
         client, by_group, against = self.client_under(attack), [], label_comparisons(self.client)
         for group in self.groups():
             guesses, seconds = self.reconstruct_group(attack, client, group)
@@ -173,12 +232,16 @@ class UpdateExposure:
             for outcome, which in zip(scored, against, strict=True):
                 self.run.add(target_rows(with_extras(labels, **which), group, outcome))
             by_group.append(scored)
-        extras = {"threat": attack.method.info["threat"], "knows": client.meet_attack(attack.make()).knows}
+        knows = client.meet_attack(attack.make()).knows + ("" if calibration is None else ", pictures of its own")
+        extras = {"threat": attack.method.info["threat"], "knows": knows}
         trained = self.client.guard is not None and self.client.guard.residual is not None
         outcomes = [join_outcomes(groups) for groups in zip(*by_group, strict=True)]
         for which, outcome in zip(against, outcomes, strict=True):
             rows = summary_rows(with_extras(labels, **which, **extras), outcome, derive(self.seed, "bootstrap"))
-            self.run.add(add_cautions(rows, self.defense, self.attacks, trained))
+            self.run.add(add_cautions(rows, self.defense, self.attacks, trained, calibration and calibration.note))
+            if calibration is not None:
+                cost = {"metric": "calibration_seconds", "value": calibration.seconds, "timing": True}
+                self.run.add([replace(rows[0], **cost, note=None)])
         return outcomes
 
     def reconstruct_group(
@@ -194,7 +257,7 @@ class UpdateExposure:
         group: range,
         watcher: Callable[[Callable[[int], None]], NullWatcher | StageWatcher],
     ) -> tuple[list[Reconstruction | None], float]:
-        attacker, done = attack.make(), {}
+        attacker, done = self.mounted(attack).make(), {}
         which = f"targets {group.start} to {group.stop - 1}" if len(group) > 1 else f"target {group.start}"
         under = "" if str(self.defense) == "none" else f" under {self.defense}"
         title = f"{attack} on {which}{under}, seed {self.seed}"
@@ -228,7 +291,8 @@ class UpdateExposure:
 
     def _labels(self, attack: Choice | None) -> dict[str, Any]:
         """Return the labels of every row and figure of an attack."""
-        return attack_labels(self.labels, self.labels["extra"], attack)
+        weight = self.calibrations[attack].weight if attack in self.calibrations else None
+        return attack_labels(self.labels, self.labels["extra"], attack, weight)
 
 
 class ClientExposure(UpdateExposure):
@@ -248,6 +312,21 @@ class ClientExposure(UpdateExposure):
     def client_under(self, attack: Choice) -> AttackedClient:
         """Return the client as this attack meets it, with a trained generator if the attack needs one."""
         return add_trained_generator(self.client, self.config, self.context) if needs_generator(attack) else self.client
+
+    @property
+    def updates(self) -> int:
+        """The number of attacked updates that one calibration serves: those of all seeds."""
+        return len(self.targets) * len(self.config.seeds)
+
+    def own_examples(self) -> list[Batch]:
+        """Return batches of public rows, which no target is made of."""
+        return [self.context.rows(rows) for rows in own_rows(self.config, self.context.data, self.seed)]
+
+    def keep_trial(self, attack: Choice, trial: Mapping[str, Any], compute: Callable[[], Result]) -> Result:
+        """Return the result of one weight of a calibration, from a stage of the run."""
+        depends = self.depends(attack, range(0)) | {"attack": None, "rows": None}
+        rows = own_rows(self.config, self.context.data, self.seed).tolist()
+        return self.run.stage("calibration", depends | {"own": rows} | trial, compute)
 
     def reconstruct_group(
         self, attack: Choice, client: AttackedClient, group: range
@@ -281,7 +360,7 @@ class ClientExposure(UpdateExposure):
         rows = rows_of(config, self.context.data, self.context.seed)[group.start : group.stop]
         depends = self.context.base | {name: getattr(config, name) for name in names}
         depends |= {name: None if path is None else file_key(path) for name, path in files.items()}
-        depends |= {"attack": str(attack), "defense": str(self.defense), "rows": rows.tolist(), "first": group.start}
+        depends |= {"attack": str(self.mounted(attack)), "defense": str(self.defense), "rows": rows.tolist(), "first": group.start}
         return depends | generator_key(attack, config, self.context)
 
 

@@ -1,4 +1,4 @@
-"""Measures of reconstructed pictures: MSE, PSNR and SSIM, all measures at once, and summaries over targets.
+"""Measures of reconstructed pictures: MSE, PSNR and SSIM, all measures at once, a denoiser, summaries over targets.
 
 Every measure takes two stacks (N, C, H, W) with values in [0, 1], grey or colour, on any device, and returns (N,)
 values. The other measures have modules of their own.
@@ -26,6 +26,18 @@ WINDOW = 11  # pixels: 3.5 sigma to each side, as in scikit-image
 SIGMA = 1.5
 FEW = 10  # number of targets below which the resampled interval is too narrow
 LEVELS = (256, 100)  # of NMI: those of an 8-bit picture, and fewer, with a low chance level
+ABOVE_ZERO = (0.0, math.inf)
+RANGES = {  # of measures by the start of their names; an interval never leaves its range
+    "mse": (0.0, 1.0),
+    "psnr": ABOVE_ZERO,  # of pixels in [0, 1]
+    "ssim": (-1.0, 1.0),
+    "cw_ssim": (0.0, 1.0),
+    "nmi": (0.0, 1.0),
+    "ami": (-1.0, 1.0),
+    "lpips": ABOVE_ZERO,
+    "attack_loss": ABOVE_ZERO,
+}
+SMOOTHING = 0.1  # weight of total variation in the denoiser: a light one
 
 
 class PictureScores(NamedTuple):
@@ -98,6 +110,30 @@ def _blur(stacks: Tensor) -> Tensor:
 
 
 @torch.no_grad()
+def denoise(pictures: Tensor, weight: float = SMOOTHING, iterations: int = 50) -> Tensor:
+    """Return pictures (N, C, H, W) without noise: total-variation denoising of each channel (Chambolle 2004, Eq. 9).
+
+    A person looks through noise that squared error counts. The steps are those of scikit-image's denoise_tv_chambolle.
+
+    Example:
+        >>> denoise(torch.full((1, 1, 4, 4), 0.5)).unique()
+        tensor([0.5000], dtype=torch.float64)
+    """
+    whole = pictures.double()
+    dual, step, smooth = whole.new_zeros(2, *whole.shape), 0.25, whole
+    for _ in range(iterations):
+        down = torch.nn.functional.pad(smooth.diff(dim=-2), (0, 0, 0, 1))
+        across = torch.nn.functional.pad(smooth.diff(dim=-1), (0, 1))
+        slope = torch.stack([down, across])
+        dual = (dual - step * slope) / (1 + step / weight * slope.square().sum(0).sqrt())
+        divergence = -dual.sum(0)
+        divergence[..., 1:, :] += dual[0][..., :-1, :]
+        divergence[..., :, 1:] += dual[1][..., :, :-1]
+        smooth = whole + divergence
+    return smooth
+
+
+@torch.no_grad()
 def picture_scores(
     truth: Tensor, guess: Tensor, weights: Params | None, levels: Sequence[int] = LEVELS
 ) -> PictureScores:
@@ -153,10 +189,15 @@ def summary(
     """
     counts = [1] * len(next(iter(values.values()))) if sizes is None else list(sizes)
     drawn = torch.randint(len(counts), (resamples, len(counts)), generator=rng)  # the same targets for every measure
-    return {name: _summary(value.detach().cpu().double(), drawn, counts) for name, value in values.items()}
+    return {name: _summary(value.detach().cpu().double(), drawn, counts, _range(name)) for name, value in values.items()}
 
 
-def _summary(value: Tensor, drawn: Tensor, sizes: Sequence[int]) -> Summary:
+def _range(metric: str) -> tuple[float, float]:
+    """Return the range of a measure; all numbers for one that is not known."""
+    return next((ends for name, ends in RANGES.items() if metric.startswith(name)), (-math.inf, math.inf))
+
+
+def _summary(value: Tensor, drawn: Tensor, sizes: Sequence[int], bounds: tuple[float, float]) -> Summary:
     few, note = 1 < len(sizes) < FEW, "one target: no interval" if len(sizes) == 1 else None
     if len(sizes) > 1 and max(sizes) > 1:
         note = f"interval over the {len(sizes)} targets, each with all its pictures"
@@ -172,7 +213,7 @@ def _summary(value: Tensor, drawn: Tensor, sizes: Sequence[int]) -> Summary:
     mean = estimate(value.mean(), resamples.nanmean(1))
     median_note = f"{len(sizes)} targets are too few for 95 %: the median's interval is narrower" if few else note
     return Summary(
-        mean=_student(value, sizes, mean) if few and bool(value.isfinite().all()) else mean,
+        mean=_student(value, sizes, mean, bounds) if few and bool(value.isfinite().all()) else mean,
         median=estimate(_median(value), _median(resamples), median_note),
         minimum=float(value.min()),
         maximum=float(value.max()),
@@ -180,15 +221,18 @@ def _summary(value: Tensor, drawn: Tensor, sizes: Sequence[int]) -> Summary:
     )
 
 
-def _student(value: Tensor, sizes: Sequence[int], mean: Estimate) -> Estimate:
-    """Return the mean with Student's interval over targets, from the deviation of each sum from its expectation."""
+def _student(value: Tensor, sizes: Sequence[int], mean: Estimate, bounds: tuple[float, float]) -> Estimate:
+    """Return the mean with Student's interval over targets, inside the measure's range.
+
+    The interval comes from the deviation of each target's sum from its expectation.
+    """
     from scipy.stats import t
 
     deviations = [float(part.sum()) - mean.value * len(part) for part in torch.split(value, list(sizes))]
     n = len(deviations)
     error = math.sqrt(n / (n - 1) * math.fsum(deviation * deviation for deviation in deviations)) / value.numel()
     radius = float(t.ppf(0.975, n - 1)) * error
-    return mean._replace(low=mean.value - radius, high=mean.value + radius)
+    return mean._replace(low=max(mean.value - radius, bounds[0]), high=min(mean.value + radius, bounds[1]))
 
 
 def _median(x: Tensor) -> Tensor:

@@ -128,7 +128,7 @@ def list_facts(labelled: Iterable[Labels]) -> dict[str, str]:
 
 
 def build_tables(lines: Sequence[SummaryLine]) -> dict[str, ReportTable]:
-    """Return the table of the recovered pictures, and the table of the other measures of the same attacks."""
+    """Return the table of the reconstructed pictures, and the table of the other measures of the same attacks."""
     if not lines:
         return {}
     labels = [line.labels for line in lines]
@@ -192,7 +192,7 @@ def _build_guess(figure: Labels) -> Picture:
     attack, *texts = split(str(figure["attack"]))
     texts += ["labels known"] if figure["labels"] == "oracle" else []
     texts += ["unfinished"] if figure.get("unfinished") else []
-    texts += [] if figure["found"] else ["nothing recovered"]
+    texts += [] if figure["found"] else ["nothing returned"]
     scores = {name: SummaryCell(float(x), None, None) for name, x in figure["scores"].items() if x is not None}
     texts += [f"{table.name_measure(name)} {format_measure(cell, name)}" for name, cell in scores.items()]
     texts += [] if figure["label"] is None else [f"label {figure['label']}"]

@@ -39,20 +39,25 @@ COST = {
     for form in ("masked", "removed")
 }
 RECOVERY = {
+    "recognisable": "recognisable",
     "psnr": "PSNR",
     "psnr_median": "PSNR, median",
     "psnr_min": "PSNR, lowest",
     "psnr_max": "PSNR, highest",
     "psnr_grey": "PSNR of grey",
     "ssim": "SSIM",
-    "cw_ssim": "CW-SSIM",
     "lpips": "LPIPS",
-    "recognisable": "recognisable",
+    "cw_ssim": "CW-SSIM",
     "identified": "nearest to its own truth",
     "label_accuracy": "labels right",
-    "recovered": "recovered",
+    "returned": "pictures returned",
 }
 BESIDE = {
+    "recognisable_squares": "recognisable by squared error",
+    "recognisable_denoised": "after a denoiser",
+    "recognisable_lpips": "by LPIPS",
+    "updates": "updates",
+    "pictures": "pictures",
     "mse": "MSE",
     "nmi_256": "NMI, 256 levels",
     "nmi_256_chance": "NMI by chance",
@@ -85,10 +90,12 @@ STUDIED = {
 TITLES = ATTACK | MODEL | COST | RECOVERY | BESIDE
 SHARES = frozenset(
     {"test_accuracy", "train_accuracy", "conv_weights_masked", "conv_weights_removed"}
-    | {"recognisable", "identified", "identified_chance", "label_accuracy", "recovered", "failed"}
+    | {"recognisable", "identified", "identified_chance", "label_accuracy", "returned", "failed"}
+    | {"recognisable_squares", "recognisable_denoised", "recognisable_lpips"}
     | {"client_accuracy", "client_advantage", "server_accuracy", "server_advantage"}
     | set(ATTACK)
 ) - {"auc", "advantage"}
+COUNTS = ("diverged", "updates", "pictures")
 MEGABYTES = ("bytes_up", "bytes_down", "client_bytes_up", "client_bytes_down")
 DECIBELS = "psnr"  # the prefix of measures in dB
 NAME_WIDTH = 16  # characters of a name that a narrow terminal does not split
@@ -232,7 +239,7 @@ def format_measure(cell: SummaryCell | None, metric: str, interval: bool = True)
         return f"{cell.value:.3g}"
     if metric == "seconds":
         return f"{cell.value:.1f} s"
-    if metric in TITLES and metric not in (*COST, "diverged"):
+    if metric in TITLES and metric not in (*COST, *COUNTS):
         return _format_ends(cell, interval, "{:.3f}".format, "")
     if metric.startswith("seconds"):
         return f"{1000 * cell.value:.2f} ms"

@@ -353,7 +353,7 @@ def test_rob_reads_the_pictures_of_a_plain_client():
     fed, _, log = attacked("rob:bins=64", AttackSchedule(every=4, who=1), method="fedsgd")
     run(fed)
     rows = {row.metric: row.value for row in log.rows if row.extra.get("client") is not None}
-    assert rows["psnr_max"] > 60 and rows["recovered"] == 1
+    assert rows["psnr_max"] > 60 and rows["returned"] == 1
 
 
 def test_a_victim_is_lost_and_its_state_stays():
