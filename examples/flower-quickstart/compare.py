@@ -47,11 +47,11 @@ def truth(number: int, reply: Message) -> Batch:
     return Batch(*picture_of(int(reply.content["metrics"]["client"]), number))
 
 
-def measured(defended: bool, out: Path, iterations: int) -> tuple[int, float]:
+def measured(defended: bool, out: Path, iterations: int, attack: str) -> tuple[int, float]:
     """Bytes up, and how near the server comes to the clients' pictures."""
     ones = torch.ones(1, 1, 1)
     known = Knowledge(network(), (1, 8, 8), 10, 0 * ones, ones, local_steps=1, learning_rate=RATE)
-    auditor = Auditor(known, "ig", out, defense="dgp" if defended else "none", iterations=iterations)
+    auditor = Auditor(known, attack, out, defense="dgp" if defended else "none", iterations=iterations)
     average = Counting(fraction_evaluate=0.0, min_train_nodes=CLIENTS, min_available_nodes=CLIENTS)
     audited = AuditedStrategy(average, auditor, updates=CLIENTS, truth=truth)
     strategy = DecodingStrategy(audited) if defended else audited
@@ -73,12 +73,13 @@ def main() -> None:
     """Run both, and print them side by side."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--iterations", type=int, default=500)
+    parser.add_argument("--attack", default="ig:tv=0.0001", help="add :adaptive=support for a server that knows of DGP")
     parser.add_argument("--out", type=Path, default=Path("runs/flower-quickstart"))
     given = parser.parse_args()
     logging.getLogger("flwr").setLevel(logging.ERROR)
     for defended in (False, True):
         out = given.out / ("defended" if defended else "plain")
-        size, psnr = measured(defended, out, given.iterations)
+        size, psnr = measured(defended, out, given.iterations, given.attack)
         print(f"{out.name}: {size} bytes up, PSNR {psnr:.1f} dB, the page: {out / 'report.html'}", flush=True)
 
 

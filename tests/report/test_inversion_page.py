@@ -10,11 +10,9 @@ import tiny_attack
 from secateur.config import Invert, read
 from secateur.errors import WrongInput
 from secateur.experiments.invert import run_invert
-from secateur.report import inversion
 from secateur.report.inversion import build_gallery, draw_losses
 from secateur.report.page import Source, render, write_page
 from secateur.report.terminal import print_inversion
-from secateur.report.verdict import choose_update_badge, write_update_verdict
 from secateur.runs.rows import Row
 
 PNG = 'class="picture" aria-label'
@@ -91,55 +89,6 @@ def test_a_long_gallery_opens_with_its_worst_cases(updates):
     assert opened.count('<article class="card"') == 12 and behind.count('<article class="card"') == 4
 
 
-def test_the_badge_follows_the_worst_case():
-    def found(recognisable, low):
-        labels = {"model": "m", "dataset": "d", "seed": 0, "attack": "ig", "extra": {"target": None}}
-        return inversion.summarise_attacks(
-            [
-                Row(**labels, metric="recognisable", value=recognisable),
-                Row(**labels, metric="psnr", value=9.0),
-                Row(**labels, metric="identified", value=0.5, low=low, high=1.0),
-                Row(**labels, metric="identified_chance", value=0.05),
-            ]
-        )
-
-    assert choose_update_badge(found(0.01, 0.0)).colour == "bad"  # one picture suffices
-    assert choose_update_badge(found(0.0, 0.06)).colour == "bad"  # none is clear, but too many are nearest to their own
-    why = "ig: 50.0% of its pictures are nearest to their own truth; chance: 5.0%."
-    assert why in write_update_verdict(found(0.0, 0.06)) and why not in write_update_verdict(found(0.01, 0.06))
-    assert choose_update_badge(found(0.0, 0.01)).colour == "good" and len(write_update_verdict(found(0.0, 0.01))) == 1
-    assert write_update_verdict(found(0.0, 0.01))[0].startswith(
-        "ig comes nearest: no picture is recognisable. Their PSNR"
-    )
-    assert write_update_verdict(found(0.01, 0.01))[0].startswith("ig recovers most: 1.0% of its pictures are recog")
-    assert choose_update_badge([]).colour == "doubtful"
-
-
-def test_an_attack_that_failed_has_measured_nothing():
-    def found(*failed):
-        labels = {"model": "m", "dataset": "d", "seed": 0}
-        metrics = {"recognisable": 0.0, "psnr": 9.0}
-        return inversion.summarise_attacks(
-            Row(**labels, attack=f"a{i}", metric=metric, value=value, extra={"target": None})
-            for i, share in enumerate(failed)
-            for metric, value in (metrics | {"failed": share}).items()
-        )
-
-    nothing, part, none = found(1.0, 1.0), found(1.0, 0.25, 0.0), found(0.0)
-    assert (choose_update_badge(nothing).text, choose_update_badge(nothing).colour) == (
-        "Nothing was measured",
-        "doubtful",
-    )
-    assert [sentence.partition(" (")[0] for sentence in write_update_verdict(nothing)] == [
-        "a0 failed on every target",
-        "a1 failed on every target",
-    ]
-    assert all(sentence.endswith("nothing was measured there.") for sentence in write_update_verdict(nothing))
-    assert choose_update_badge(part).colour == "doubtful" and choose_update_badge(none).colour == "good"
-    assert "a1 failed on 25% of its targets" in " ".join(write_update_verdict(part))
-    assert not write_update_verdict(part)[0].startswith("a0") and len(write_update_verdict(none)) == 1
-
-
 def test_a_run_whose_trials_all_diverge_is_not_green(monkeypatch, tmp_path, capsys):
     tiny_attack.install(monkeypatch)
     config = read(Invert, None, {"model": "tiny_attack:linear", "attack": "broken", "targets": 2})
@@ -147,22 +96,6 @@ def test_a_run_whose_trials_all_diverge_is_not_green(monkeypatch, tmp_path, caps
     print_inversion(rows)
     assert "nothing was measured" in " ".join(capsys.readouterr().out.split())
     assert "Nothing was measured" in (tmp_path / "run" / "report.html").read_text()
-
-
-def test_a_defense_that_stands_only_against_the_plain_attacker_is_called_so():
-    def sentences(defense, plain, knowing):
-        labels = {"model": "m", "dataset": "d", "seed": 0, "defense": defense, "extra": {"target": None}}
-        attacks = [("ig", False, plain), ("ig:adaptive=support", True, knowing)]
-        rows = [
-            Row(**labels, attack=attack, adaptive=adaptive, metric=metric, value=value)
-            for attack, adaptive, found in attacks
-            for metric, value in (("recognisable", found), ("psnr", 9.0))
-        ]
-        return [each for each in write_update_verdict(inversion.summarise_attacks(rows)) if "plain attacker" in each]
-
-    told = "dgp stands only against the plain attacker: ig:adaptive=support recovers pictures."
-    assert sentences("dgp", 0.0, 0.1) == [told]
-    assert sentences("dgp", 0.0, 0.0) == sentences("dgp", 0.1, 0.1) == sentences("none", 0.0, 0.1) == []
 
 
 def test_losses_have_one_view_an_attack(updates):

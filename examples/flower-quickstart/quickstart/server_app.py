@@ -21,7 +21,9 @@ def main(grid: Grid, context: Context) -> None:
     if context.run_config["audit"]:
         rate, ones = float(context.run_config["learning-rate"]), torch.ones(1, 1, 1)
         known = Knowledge(network(), (1, 8, 8), 10, 0 * ones, ones, local_steps=1, learning_rate=rate)
-        strategy = AuditedStrategy(strategy, Auditor(known, "ig", str(context.run_config["audit"]), iterations=500))
+        strategy = AuditedStrategy(
+            strategy, Auditor(known, "ig:tv=0.0001", str(context.run_config["audit"]), iterations=500)
+        )
     strategy = DecodingStrategy(strategy)
     rounds = int(context.run_config["rounds"])
     strategy.start(grid, ArrayRecord(network().state_dict()), num_rounds=rounds, timeout=120)

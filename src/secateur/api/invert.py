@@ -136,8 +136,8 @@ def invert(
     common = {"model": name, "dataset": "given", "seed": seed, "defense": str(guarded)}
     extra = {"labels": labels, "stage": "given", "batch_size": knowledge.batch_size, "update": client.sends}
     run = MemoryRun()
-    own = read_public(model, public, knowledge)
-    exposure = UpdateExposure(run, client, targets, guarded, chosen, common | {"extra": extra}, public=own)
+    examples = read_public(model, public, knowledge)
+    exposure = UpdateExposure(run, client, targets, guarded, chosen, common | {"extra": extra}, public=examples)
     exposure.show_truths()
     mounted = [attack for choice in chosen for attack in exposure.tune(choice)]
     pictures = {str(attack): [match.guess for match in exposure.measure(attack)[0].matches] for attack in mounted}

@@ -1,7 +1,7 @@
 """Choice of an attack's weight of total variation by an attacker that has pictures of its own.
 
 The best weight depends on the pictures: too small a weight hides photographs from an attack. The attacker makes updates
-of its own examples through the same network and defense, attacks them with a few weights, and keeps the one of the
+of its own examples through the same network and defense. It attacks them with a few weights, and keeps the one of the
 least reconstruction error. The truths of the targets are never used.
 """
 
@@ -108,8 +108,9 @@ def calibrate(
     """
     seed = draw_seed(derive(client.seed, "calibrate", attack.name))
     examples = examples[: effort.updates]
-    others = {"seed": seed, "other": lambda number: examples[(number + 1) % len(examples)]}
-    guard = None if client.guard is None else replace(client.guard, **others)
+    guard = client.guard
+    if guard is not None:
+        guard = replace(guard, seed=seed, other=lambda number: examples[(number + 1) % len(examples)])
     imitated = replace(client, seed=seed, guard=guard)
     errors, seconds = {}, 0.0
     for weight in WEIGHTS:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from itertools import count
 from typing import Any, NamedTuple
 
 import torch
@@ -197,12 +198,12 @@ def recognise(truth: Tensor, guess: Tensor, returned: Tensor, weights: Params | 
     Whoever judges, the picture is nearest in squares to its own truth of all. LPIPS judges where it has `weights` and
     other truths to compare with.
     """
-    own, grey = torch.arange(len(truth)), mse(truth, torch.full_like(truth, GREY))
+    numbers, grey = torch.arange(len(truth)), mse(truth, torch.full_like(truth, GREY))
     flat = mse(truth, truth.mean((2, 3), keepdim=True).expand_as(truth))
-    identified, smooth = returned & (_nearest(guess, truth) == own), denoise(guess)
+    identified, smooth = returned & (_nearest(guess, truth) == numbers), denoise(guess)
     clear = identified & (mse(truth, guess) <= grey / CLEARER)
     error = mse(truth, smooth)
-    denoised = returned & (_nearest(smooth, truth) == own) & (error <= grey / CLEARER) & (error < flat)
+    denoised = returned & (_nearest(smooth, truth) == numbers) & (error <= grey / CLEARER) & (error < flat)
     judged = {"squares": clear, "denoised": denoised}
     if weights is not None and len(truth) > 1:
         judged["lpips"] = _nearest_by_lpips(truth, guess, identified, weights)
@@ -271,6 +272,18 @@ def share_by_target(hits: Tensor, sizes: Sequence[int]) -> Estimate:
     return share_of(p, min(effective, hits.numel()))
 
 
+def fewest_updates() -> int:
+    """Return the fewest updates at which pictures that are all identified are shown to be above chance.
+
+    Of two updates the share 1 has the interval [.34, 1], and chance is a half.
+
+    Example:
+        >>> fewest_updates()
+        3
+    """
+    return next(number for number in count(2) if share_of(1.0, number).low > 1 / number)
+
+
 def _pictures(reconstruction: Reconstruction | None, knowledge: Knowledge) -> tuple[Tensor, Tensor]:
     """Return an attack's pictures as pixels on the CPU, and their labels, without non-finite or diverged ones."""
     if reconstruction is None:
@@ -296,4 +309,5 @@ def attack_labels(
     adaptive = None if instance is None else getattr(instance, "adaptive", "none") != "none"
     named = {"attack": None if attack is None else str(attack), "adaptive": adaptive}
     fixed = {"total_variation": getattr(instance, "tv", None)}
-    return labels | named | {"extra": extra | (fixed if weight is None else {"total_variation": weight})}
+    chosen = {"total_variation": weight, "calibrated": True}
+    return labels | named | {"extra": extra | (fixed if weight is None else chosen)}

@@ -238,10 +238,12 @@ class UpdateExposure:
         outcomes = [join_outcomes(groups) for groups in zip(*by_group, strict=True)]
         for which, outcome in zip(against, outcomes, strict=True):
             rows = summary_rows(with_extras(labels, **which, **extras), outcome, derive(self.seed, "bootstrap"))
-            self.run.add(add_cautions(rows, self.defense, self.attacks, trained, calibration and calibration.note))
+            self.run.add(
+                add_cautions(rows, self.defense, self.attacks, trained, calibration.note if calibration else None)
+            )
             if calibration is not None:
-                cost = {"metric": "calibration_seconds", "value": calibration.seconds, "timing": True}
-                self.run.add([replace(rows[0], **cost, note=None)])
+                cost = replace(rows[0], metric="calibration_seconds", value=calibration.seconds, timing=True)
+                self.run.add([cost])
         return outcomes
 
     def reconstruct_group(
@@ -326,7 +328,7 @@ class ClientExposure(UpdateExposure):
         """Return the result of one weight of a calibration, from a stage of the run."""
         depends = self.depends(attack, range(0)) | {"attack": None, "rows": None}
         rows = own_rows(self.config, self.context.data, self.seed).tolist()
-        return self.run.stage("calibration", depends | {"own": rows} | trial, compute)
+        return self.run.stage("calibration", depends | {"own": rows, **trial}, compute)
 
     def reconstruct_group(
         self, attack: Choice, client: AttackedClient, group: range
@@ -360,7 +362,12 @@ class ClientExposure(UpdateExposure):
         rows = rows_of(config, self.context.data, self.context.seed)[group.start : group.stop]
         depends = self.context.base | {name: getattr(config, name) for name in names}
         depends |= {name: None if path is None else file_key(path) for name, path in files.items()}
-        depends |= {"attack": str(self.mounted(attack)), "defense": str(self.defense), "rows": rows.tolist(), "first": group.start}
+        depends |= {
+            "attack": str(self.mounted(attack)),
+            "defense": str(self.defense),
+            "rows": rows.tolist(),
+            "first": group.start,
+        }
         return depends | generator_key(attack, config, self.context)
 
 

@@ -189,7 +189,9 @@ def summary(
     """
     counts = [1] * len(next(iter(values.values()))) if sizes is None else list(sizes)
     drawn = torch.randint(len(counts), (resamples, len(counts)), generator=rng)  # the same targets for every measure
-    return {name: _summary(value.detach().cpu().double(), drawn, counts, _range(name)) for name, value in values.items()}
+    return {
+        name: _summary(value.detach().cpu().double(), drawn, counts, _range(name)) for name, value in values.items()
+    }
 
 
 def _range(metric: str) -> tuple[float, float]:

@@ -18,7 +18,8 @@ from secateur.report.headline import build_headline
 from secateur.report.inversion import MOST, OPEN
 from secateur.report.plotting import View
 from secateur.report.summary import Labels, group_by, group_by_setting, join_distinct, name_setting, summarise
-from secateur.report.verdict import choose_update_badge, write_update_verdict, write_verdict
+from secateur.report.update_verdict import judge_federations, judge_updates
+from secateur.report.verdict import write_verdict
 from secateur.runs.artifacts import SCHEMA, write
 from secateur.runs.folder import check_plain, load_config, load_figures, load_marker, load_rows, read_lines
 from secateur.runs.rows import Row
@@ -177,6 +178,7 @@ def _build_federations(rows: Sequence[Row], figures: Sequence[Labels]) -> dict[s
         "federations": lines,
         "federations_shared": federation.describe_shared(lines),
         "federations_settings": federation.list_settings(rows),
+        "federation_verdicts": judge_federations(rows),
         "mishaps": federation.list_mishaps(rows),
         "federation_sheets": federation_plots.build_federation_sheets(figures),
         "membership": any("auc" in line.cells for line in lines),
@@ -217,8 +219,7 @@ def _build_updates(rows: Sequence[Row], figures: Sequence[Labels]) -> dict[str, 
     cards = inversion.build_gallery(figures)
     return {
         "inverted": bool(records),
-        "update_badge": choose_update_badge(lines),
-        "update_verdict": write_update_verdict(lines),
+        "update_verdicts": judge_updates(rows),
         "update_facts": inversion.list_facts(records) if records else defenses.list_facts(rows),
         "attackers": list(dict.fromkeys((line.labels["attack"], inversion.describe_attacker(line)) for line in lines)),
         "open_cards": cards[:OPEN],

@@ -15,7 +15,8 @@ from secateur.report import federation, inversion, submodels
 from secateur.report.headline import build_headline
 from secateur.report.summary import SummaryCell, SummaryLine, group_by, group_by_setting, select_attacks, summarise
 from secateur.report.table import Column, build_table, format_measure, label_column, name_measure, to_rich
-from secateur.report.verdict import write_update_verdict, write_verdict
+from secateur.report.update_verdict import judge_federations, judge_updates
+from secateur.report.verdict import write_verdict
 from secateur.runs.rows import Row
 
 if TYPE_CHECKING:
@@ -121,7 +122,7 @@ def print_inversion(rows: Sequence[Row]) -> None:
     console.print(to_rich(build_table("", lines, columns), pad_edge=False))
     _print_sentences(console, (f"{line.labels['attack']}: {inversion.describe_attacker(line)}" for line in lines))
     _print_sentences(console, (line.cells["psnr"].note for line in lines if "psnr" in line.cells))
-    _print_sentences(console, write_update_verdict(lines))
+    _print_sentences(console, (verdict.text for verdict in judge_updates(rows)))
 
 
 def _list_name_columns(lines: Sequence[SummaryLine]) -> list[Column]:
@@ -145,7 +146,9 @@ def print_federation(rows: Sequence[Row]) -> None:
     ]
     attacked = any("auc" in line.cells for line in lines)
     columns += [_brief_column(name, heading) for name, heading in FEDERATION.items() if name != "auc" or attacked]
-    _open_console().print(to_rich(build_table("", lines, columns)))
+    console = _open_console()
+    console.print(to_rich(build_table("", lines, columns)))
+    _print_sentences(console, (verdict.text for verdict in judge_federations(rows)))
 
 
 def print_submodels(rows: Sequence[Row]) -> None:

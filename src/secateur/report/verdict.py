@@ -1,13 +1,12 @@
-"""Verdicts of the page, in sentences: of an audit, and of attacks on updates."""
+"""Verdict on an audit in sentences, and the badge of every verdict."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from secateur.report import summary
-from secateur.report.inversion import name_attack, name_defense
-from secateur.report.summary import SummaryLine, find_original, group_by, model_key, name_model, select_strongest
+from secateur.report.summary import SummaryLine, find_original, model_key, name_model, select_strongest
 from secateur.report.table import format_measure
 
 NEAR = 0.02  # an accuracy loss against the original that many would accept
@@ -74,104 +73,3 @@ def _describe_leak(line: SummaryLine) -> str:
 
 def _name_model(line: SummaryLine) -> str:
     return f"{line.title} ({line.labels['defense']})"
-
-
-def choose_update_badge(lines: Sequence[SummaryLine]) -> Badge:
-    """Judge whether a picture is recognisable, or more are nearest to their own truths than chance allows.
-
-    An attack that failed on targets measured nothing there, which is no sign of safety.
-    """
-    scored = [line for line in lines if "recognisable" in line.cells]
-    if lines and all(map(_has_failed, lines)):
-        return Badge("Nothing was measured", "doubtful")
-    if not scored:
-        return Badge("Look at the pictures", "doubtful")
-    if any(map(_shows_pictures, scored)):
-        return Badge("Training pictures can be recovered", "bad")
-    if any(line.value("failed") for line in scored):
-        return Badge("No picture was recognised where attacks did not fail", "doubtful")
-    return Badge("No picture was recognised", "good")
-
-
-def write_update_verdict(lines: Sequence[SummaryLine]) -> list[str]:
-    """Return sentences about the pictures and labels that the attacks recovered."""
-    known = [line for line in lines if line.value("psnr") is not None]
-    if not known:
-        unseen = ["There is no truth to compare with: look at the pictures."] if lines else []
-        return [*unseen, *_describe_failures(lines)]
-    failures = _describe_failures(known)
-    known = [line for line in known if not _has_failed(line)]
-    if not known:
-        return failures
-    best = max(known, key=lambda line: (line.rank("recognisable"), line.rank("psnr_max")))
-    recovered = f"recovers most: {_format(best, 'recognisable')} of its pictures are recognisable"
-    if not best.value("recognisable"):
-        recovered = "comes nearest: no picture is recognisable"
-    sentences = [
-        f"{name_attack(best.labels)} {recovered}. Their PSNR is {_format(best, 'psnr_median')} in the median, from "
-        f"{_format(best, 'psnr_min')} to {_format(best, 'psnr_max')}; a grey picture has {_format(best, 'psnr_grey')}."
-    ]
-    sentences += _describe_nearest(known)
-    if any(line.value("label_accuracy") is not None for line in known):
-        most = max(known, key=lambda line: line.rank("label_accuracy"))
-        sentences.append(f"{name_attack(most.labels)} finds {_format(most, 'label_accuracy')} of the labels.")
-    sentences += _describe_adaptive_shows_pictures(known) + failures
-    if all(line.labels.get("stage") == "untrained" for line in lines):
-        sentences.append("The model was untrained, where updates reveal most.")
-    return sentences
-
-
-def _describe_nearest(lines: Iterable[SummaryLine]) -> list[str]:
-    """Return a sentence if no picture is recognisable, but more than chance are nearest to their own truths."""
-    hidden = [line for line in lines if not line.value("recognisable") and _above_chance(line)]
-    if not hidden:
-        return []
-    most = max(hidden, key=lambda line: line.rank("identified"))
-    share, chance = _format(most, "identified"), _format(most, "identified_chance")
-    return [f"{name_attack(most.labels)}: {share} of its pictures are nearest to their own truth; chance: {chance}."]
-
-
-def _describe_failures(lines: Iterable[SummaryLine]) -> list[str]:
-    """Return a sentence for each attack that failed on targets, where nothing was measured."""
-    sentences = []
-    for line in lines:
-        if share := line.value("failed"):
-            targets = "every target" if _has_failed(line) else f"{share:.0%} of its targets"
-            reason = "no picture was returned, or all trials diverged"
-            sentences.append(f"{name_attack(line.labels)} failed on {targets} ({reason}): nothing was measured there.")
-    return sentences
-
-
-def _describe_adaptive_shows_pictures(lines: Iterable[SummaryLine]) -> list[str]:
-    """Return a sentence for each defense that stands against the plain attacker and not against an adaptive one."""
-    defended = (line for line in lines if line.labels.get("defense") not in (None, "none"))
-    groups = group_by(defended, lambda line: (summary.name_setting(line.labels), name_defense(line.labels)))
-    sentences = []
-    for (_, defense), group in groups.items():
-        plain = [line for line in group if not line.labels["adaptive"]]
-        adaptive = [str(line.labels["attack"]) for line in group if line.labels["adaptive"] and _shows_pictures(line)]
-        if plain and adaptive and not any(map(_shows_pictures, plain)):
-            outcome = f"{', '.join(adaptive)} {'recovers' if len(adaptive) == 1 else 'recover'} pictures"
-            sentences.append(f"{defense} stands only against the plain attacker: {outcome}.")
-    return sentences
-
-
-def _has_failed(line: SummaryLine) -> bool:
-    """Return True if the attack failed on every target."""
-    return line.rank("failed") >= 1
-
-
-def _shows_pictures(line: SummaryLine) -> bool:
-    """Return True if a picture is recognisable, or more than chance are nearest to their own truths."""
-    return bool(line.value("recognisable")) or _above_chance(line)
-
-
-def _above_chance(line: SummaryLine) -> bool:
-    """Return True if the low end of the share that is nearest to its own truth is above chance; both must be known."""
-    cell, chance = line.cells.get("identified"), line.value("identified_chance")
-    low = None if cell is None else cell.value if cell.low is None else cell.low
-    return low is not None and chance is not None and low > chance
-
-
-def _format(line: SummaryLine, metric: str) -> str:
-    return format_measure(line.cells.get(metric), metric, interval=False)

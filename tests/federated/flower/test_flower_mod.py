@@ -16,6 +16,7 @@ from secateur.defenses.noise import GaussianNoise
 from secateur.defenses.soteria import Soteria
 from secateur.defenses.top_k import TopK
 from secateur.errors import WrongInput
+from secateur.evaluation.calibration import WEIGHTS
 from secateur.federated.flower import AuditedStrategy, Auditor, DecodingStrategy, upload_mod
 from secateur.federated.flower.link import arrays_of, single_record, size_of, tensors_of
 from secateur.interfaces import Batch, Knowledge
@@ -147,7 +148,7 @@ def test_an_auditor_attacks_updates_as_they_arrive_and_writes_a_page(tmp_path):
     step = {name: -rate * value.grad for name, value in net.named_parameters()}
     one = torch.ones(1, 1, 1)
     known = Knowledge(net, (1, 8, 8), 5, 0 * one, one, local_steps=1, learning_rate=rate)
-    auditor = Auditor(known, "ig", tmp_path / "audit", iterations=300, seed=1)
+    auditor = Auditor(known, "ig:tv=0.0001", tmp_path / "audit", iterations=300, seed=1, defense="dgp")
     strategy = AuditedStrategy(FedAvg(), auditor, every=2, truth=lambda number, reply: truth)
     for number in (1, 2):
         list(strategy.configure_train(number, arrays_of(given), ConfigRecord(), NoGrid()))
@@ -157,4 +158,7 @@ def test_an_auditor_attacks_updates_as_they_arrive_and_writes_a_page(tmp_path):
     assert {row.extra["round"] for row in rows} == {2} and {row.extra["client"] for row in rows} == {7}
     psnr = next(row.value for row in rows if row.metric == "psnr")
     assert psnr > 20, psnr
-    assert "round 2" in (tmp_path / "audit" / "report.html").read_text()
+    page = (tmp_path / "audit" / "report.html").read_text()
+    assert "round 2" in page and "dgp was attacked plainly only" in page  # finding 2: it stood nowhere on this page
+    many = Auditor(known, ["ig", "ig-ats"], tmp_path, defense="mine")
+    assert [str(attack) for attack in many.attacks] == [*(f"ig:tv={weight}" for weight in WEIGHTS), "ig-ats"]

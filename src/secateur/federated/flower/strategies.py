@@ -17,10 +17,13 @@ from flwr.common.logger import log
 from flwr.serverapp import Grid
 from flwr.serverapp.strategy import Strategy
 
-from secateur.catalogue import Choice
+from secateur.catalogue import Choice, methods, name_of
 from secateur.config import inversion
+from secateur.config.methods import defense as read_defense
 from secateur.errors import WrongInput, check_whole
 from secateur.evaluation import gallery
+from secateur.evaluation.calibration import is_open, list_weights
+from secateur.evaluation.client import caution
 from secateur.evaluation.membership import flat_labels
 from secateur.evaluation.reconstruction import Scoring, attack_labels, judge, summary_rows, target_rows
 from secateur.federated.flower.link import arrays_of, single_record, size_of, tensors_of, unpack
@@ -30,7 +33,7 @@ from secateur.metrics.lpips import load_weights
 from secateur.progress import progress
 from secateur.report import page_afterwards
 from secateur.runs.folder import open_run
-from secateur.runs.rows import Row
+from secateur.runs.rows import Row, join_notes
 from secateur.runs.unfinished import NullWatcher
 from secateur.seeding import derive
 from secateur.wire import decode
@@ -140,7 +143,8 @@ class Auditor:
     """An attacker with a server's knowledge, which keeps the page in `out` up to date.
 
     `knowledge` must have the local steps and the learning rate of the clients. Where the examples of an update are
-    known, reconstructions are scored against them; else the page shows the reconstructions unscored.
+    known, reconstructions are scored against them; else the page shows the reconstructions unscored. An attack such as
+    ig runs with several weights of total variation, each under its own name, unless its `tv` is set.
     """
 
     def __init__(
@@ -157,9 +161,8 @@ class Auditor:
     ) -> None:
         if knowledge.learning_rate is None:
             raise WrongInput("knowledge", "must have the clients' learning_rate and local_steps: they send weights")
-        self.attacks = [
-            inversion(attack_name, **over) for attack_name in ([attacks] if isinstance(attacks, str) else attacks)
-        ]
+        chosen = [inversion(name, **over) for name in ([attacks] if isinstance(attacks, str) else attacks)]
+        self.attacks = [x for attack in chosen for x in (list_weights(attack) if is_open(attack) else [attack])]
         self.knowledge, self.images, self.out = knowledge, images, Path(out)
         extra = {"labels": "inferred", "update": f"weights after {knowledge.local_steps} local steps"}
         self.labels: dict[str, Any] = {"model": name, "dataset": "given", "seed": seed, "defense": defense}
@@ -168,6 +171,8 @@ class Auditor:
         self.figures: list[dict[str, Any]] = []
         self.targets = 0  # attacked updates
         self.scoring = Scoring(load_weights())
+        known = all(name_of(part) in methods("defense") for part in defense.split("+"))  # or a name of the user's own
+        self.caution = caution(read_defense(defense), self.attacks) if known else None
 
     def __call__(self, number: int, node: int, sent: Params, weights: Params, truth: Batch | None = None) -> None:
         """Attack one update of a round."""
@@ -204,7 +209,10 @@ class Auditor:
             reconstructions = dict(method.reconstruct([[view]], known, [rng], NullWatcher(advance)))
         outcome = judge([truth], [reconstructions.get(0)], known, time.monotonic() - begun, self.scoring)
         self.rows += target_rows(labels, [self.targets], outcome)
-        self.rows += summary_rows(labels, outcome, derive(seed, "bootstrap"))
+        rows = summary_rows(labels, outcome, derive(seed, "bootstrap"))
+        self.rows += [
+            replace(row, note=join_notes(row.note, self.caution)) if row.metric == "psnr" else row for row in rows
+        ]
         self.figures += gallery.draw_figures(flat_labels(labels), [self.targets], outcome, self.images)
 
     def _labels(self, attack: Choice | None, number: int, node: int, size: int) -> dict[str, Any]:

@@ -1,0 +1,345 @@
+"""Verdicts on updates: one for each defense, and one for each federation, with its badge and its sentences.
+
+A defense is green only if nothing was recognised by every attacker that is known to be strong against it. These have
+all iterations of their papers, a weight of total variation that suits the pictures, and enough updates. Otherwise it
+is inconclusive, and the verdict lists the missing evidence.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from secateur.catalogue import methods, name_of, split
+from secateur.evaluation.calibration import WEIGHTS
+from secateur.evaluation.reconstruction import fewest_updates
+from secateur.metrics.estimates import average_on_same
+from secateur.metrics.membership import share_of
+from secateur.report import federation, inversion, summary
+from secateur.report.inversion import name_defense
+from secateur.report.summary import Labels, SummaryLine, group_by
+from secateur.report.table import format_measure
+from secateur.report.verdict import GUESSING, Badge
+from secateur.runs.rows import Row
+
+JUDGES = {"squares": "by squared error", "denoised": "after a light denoiser", "lpips": "by LPIPS"}
+PLAIN = "none"  # the adaptive mode of an attacker who does not know of the defense
+
+
+@dataclass(frozen=True)
+class UpdateVerdict:
+    """Verdict on one defense, or on one federation."""
+
+    subject: str
+    badge: Badge
+    sentences: list[str]
+
+    @property
+    def text(self) -> str:
+        """The verdict as one paragraph."""
+        return " ".join([f"{self.subject}: {self.badge.text}.", *self.sentences])
+
+
+@dataclass(frozen=True)
+class Attacker:
+    """One attack on one defense: its lines, one or more for each attacked update."""
+
+    name: str
+    lines: Sequence[SummaryLine]
+    counted: list[SummaryLine] = field(init=False)  # without lines that pool updates with lines of their own
+
+    def __post_init__(self) -> None:
+        alone = [line for line in self.lines if not _pools(line)]
+        object.__setattr__(self, "counted", alone or list(self.lines))
+
+    @property
+    def mode(self) -> str:
+        """The way in which the attacker adapts to the defense."""
+        return self.setting("adaptive", PLAIN)
+
+    def setting(self, name: str, default: str) -> str:
+        """Return a setting of the attack as text."""
+        pairs = dict(part.split("=", 1) for part in split(self.name)[1:])
+        return pairs.get(name, default)
+
+    @property
+    def cut(self) -> str | None:
+        """The iterations, if they are fewer than those of the attack's paper."""
+        entry = methods("inversion").get(name_of(self.name))
+        whole = 0 if entry is None else entry.defaults.get("iterations", 0)
+        taken = int(self.setting("iterations", str(whole)))
+        return f"{name_of(self.name)} took {taken} of its {whole} iterations" if taken < whole else None
+
+    @property
+    def tuned(self) -> bool:
+        """True if the attack has no weight of total variation, or one that its attacker chose for such pictures."""
+        return all(line.labels.get("calibrated") or not line.labels.get("total_variation") for line in self.lines)
+
+    @property
+    def failed(self) -> float:
+        """The largest share of targets without a result."""
+        return max((line.value("failed") or 0.0 for line in self.lines), default=0.0)
+
+    @property
+    def scored(self) -> bool:
+        """True if there was a truth to compare with."""
+        return any("recognisable" in line.cells for line in self.lines)
+
+    def total(self, metric: str) -> int:
+        """Return a count over all updates and seeds."""
+        return round(sum(row.value or 0 for line in self.counted for row in line.rows if row.metric == metric))
+
+    @property
+    def recognised(self) -> int:
+        """The number of recognisable pictures; at least one where a share is above 0."""
+        count = 0.0
+        for line in self.counted:
+            for rows in group_by(line.rows, lambda row: row.seed).values():
+                values = {row.metric: row.value or 0.0 for row in rows}
+                share = values.get("recognisable", 0.0)
+                count += max(share * values.get("pictures", 1), 1.0 if share else 0.0)
+        return round(count)
+
+    @property
+    def above_chance(self) -> SummaryLine | None:
+        """The line whose pictures are nearest to their own truths more often than by chance, if there is one."""
+        lines = [line for line in self.lines if _above_chance(line)]
+        return max(lines, key=lambda line: line.rank("identified"), default=None)
+
+    @property
+    def shows(self) -> bool:
+        """True if a picture is recognisable, or more than chance are nearest to their own truths."""
+        return bool(self.recognised) or self.above_chance is not None
+
+
+def judge_updates(rows: Sequence[Row]) -> list[UpdateVerdict]:
+    """Return a verdict for each defense whose updates were attacked outside a federation."""
+    rows = [row for row in rows if not federation.is_federated(row)]
+    lines = inversion.summarise_attacks(rows)
+    groups = group_by(lines, lambda line: (_setting(line.labels), _defense(line.labels)))
+    several = len({setting for setting, _ in groups}) > 1
+    verdicts = []
+    for (setting, defense), same in groups.items():
+        subject = "no defense" if defense == "none" else defense
+        promised = _describe_guarantee([row for row in rows if str(row.defense) == str(same[0].labels.get("defense"))])
+        badge, sentences = _judge(same, str(same[0].labels.get("defense")))
+        verdicts.append(UpdateVerdict(f"{setting}: {subject}" if several else subject, badge, sentences + promised))
+    return verdicts
+
+
+def judge_federations(rows: Sequence[Row]) -> list[UpdateVerdict]:
+    """Return a verdict for each federation: pictures of its updates, members, and the promised epsilon."""
+    federations = federation.summarise_federations(rows)
+    names = federation.shorten_names(line.labels for line in federations)
+    several = len({summary.name_setting(line.labels) for line in federations}) > 1
+    verdicts = []
+    for line in federations:
+        attacks = inversion.summarise_attacks(line.rows)
+        defense = str(line.labels["defense"])
+        badges, sentences = [], []
+        if attacks:
+            badge, words = _judge(attacks, defense)
+            badges, sentences = [badge], words
+        if asked := [row for row in line.rows if row.metric == "auc" and row.attack is not None]:
+            badge, words = _judge_membership(asked)
+            badges, sentences = [*badges, badge], sentences + words
+        sentences += _describe_guarantee([row for row in line.rows if row.extra.get("client") is None])
+        subject = names[federation.name_federation(line.labels)]
+        subject = f"{summary.name_setting(line.labels)}: {subject}" if several else subject
+        verdicts.append(UpdateVerdict(subject, _join_badges(badges), sentences or [NOT_ATTACKED]))
+    return verdicts
+
+
+NOT_ATTACKED = "No attack was run: it is unknown how much its updates reveal."
+
+
+def _join_badges(badges: Sequence[Badge]) -> Badge:
+    """Return the worst badge of all attacks on a federation."""
+    order = ("bad", "doubtful", "good")
+    return min(badges, key=lambda badge: order.index(badge.colour), default=Badge("Not attacked", "doubtful"))
+
+
+def _judge_membership(rows: Sequence[Row]) -> tuple[Badge, list[str]]:
+    """Judge the membership attacks on a federation's clients by the strongest, over all attacked rounds."""
+    attacks = group_by([row for row in rows if row.value is not None], lambda row: str(row.attack))
+    if not attacks:
+        reason = next((row.note for row in rows if row.note), "it could not be measured")
+        return Badge("Inconclusive", "doubtful"), [f"Membership was not measured: {reason}."]
+    estimates = {name: average_on_same([summary.estimate(row) for row in same]) for name, same in attacks.items()}
+    name, best = max(estimates.items(), key=lambda item: item[1].value)
+    leaks = best.low > GUESSING
+    shown = f"Members: {name} reaches an AUC of {best.value:.3f} [{best.low:.3f}, {best.high:.3f}]; guessing has .5."
+    text = "Members are recognised" if leaks else "Inconclusive"
+    doubt = [] if leaks else ["That is no proof of safety: a stronger attack may see more."]
+    return Badge(text, "bad" if leaks else "doubtful"), [shown, *doubt]
+
+
+def _judge(lines: Sequence[SummaryLine], defense: str) -> tuple[Badge, list[str]]:
+    """Judge one defense by all attacks that it met."""
+    attackers = [
+        Attacker(name, same) for name, same in group_by(lines, lambda line: str(line.labels["attack"])).items()
+    ]
+    failures = _describe_failures(attackers)
+    if all(attacker.failed >= 1 for attacker in attackers):
+        return Badge("Nothing was measured", "doubtful"), failures
+    scored = [attacker for attacker in attackers if attacker.scored and attacker.failed < 1]
+    if not scored:
+        unseen = "There is no truth to compare with: look at the pictures."
+        return Badge("Look at the pictures", "doubtful"), [unseen, *failures]
+    sentences = [*_describe_pictures(scored), *_describe_labels(scored)]
+    seen = [attacker for attacker in scored if attacker.shows]
+    if seen:
+        recognised = any(attacker.recognised for attacker in seen)
+        text = "Training pictures are recognisable" if recognised else "Pictures are told apart better than by chance"
+        plain = [attacker for attacker in scored if attacker.mode == PLAIN]
+        if plain and not any(attacker.shows for attacker in plain):
+            names = ", ".join(attacker.name for attacker in seen)
+            sentences.append(f"It stands only against the plain attacker; {names} {_plural('show', seen)} pictures.")
+        return Badge(text, "bad"), sentences + failures + _describe_stage(lines)
+    missing = _list_missing(scored, defense) + failures
+    if missing:
+        return Badge("Inconclusive", "doubtful"), [
+            *sentences,
+            f"Missing: {'; '.join(missing)}.",
+            *_describe_stage(lines),
+        ]
+    return Badge("No picture was recognised, by these attackers", "good"), sentences + _describe_stage(lines)
+
+
+def _list_missing(attackers: Sequence[Attacker], defense: str) -> list[str]:
+    """Return the evidence without which nothing recognised is no sign of safety."""
+    missing, modes = [], list_modes(defense)
+    met = {attacker.mode for attacker in attackers}
+    if unmet := [mode for mode in modes if mode not in met]:
+        weak = ", ".join(f"adaptive={mode}" for mode in unmet)
+        how = "it was attacked plainly only" if not met - {PLAIN} else "not every attacker who knows of it was met"
+        missing.append(f"{how}; one who knows of it ({weak}) may see more")
+    for mode in [mode for mode in modes or [PLAIN] if mode in met]:
+        same = [attacker for attacker in attackers if attacker.mode == mode]
+        if all(attacker.cut for attacker in same):
+            missing.append(str(same[0].cut))
+        weights = {line.labels.get("total_variation") for attacker in same for line in attacker.lines}
+        if not any(attacker.tuned for attacker in same) and not weights >= set(WEIGHTS):
+            missing.append(f"{same[0].name} had a fixed weight of total variation, not one chosen for such pictures")
+    updates, fewest = max(attacker.total("updates") for attacker in attackers), fewest_updates()
+    if updates < fewest:
+        missing.append(
+            f"{updates} update{'s' if updates != 1 else ''} attacked; pictures are told apart from {fewest} on"
+        )
+    return list(dict.fromkeys(missing))
+
+
+def list_modes(defense: str) -> list[str]:
+    """Return the adaptive modes that a defense is known to be weak against.
+
+    Example:
+        >>> list_modes("dgp:k1=0.05+error-feedback"), list_modes("noise"), list_modes("none")
+        (['support', 'reapply'], [], [])
+    """
+    known = methods("defense")
+    entries = [known.get(name_of(part)) for part in defense.split("+")]
+    return list(dict.fromkeys(mode for entry in entries if entry for mode in entry.info.get("adaptive", ())))
+
+
+def _describe_pictures(attackers: Sequence[Attacker]) -> list[str]:
+    """Return how many pictures are recognisable to whom, how similar they are, and how many are told apart."""
+    best = max(attackers, key=lambda attacker: (attacker.recognised, _extreme(attacker, "psnr_max", max) or 0.0))
+    pictures, updates = best.total("pictures"), best.total("updates")
+    many = f"{pictures:,} picture{'s' if pictures != 1 else ''} of {updates:,} update{'s' if updates != 1 else ''}"
+    if best.recognised:
+        judges = [words for name, words in JUDGES.items() if _extreme(best, f"recognisable_{name}", max)]
+        by = f" ({', '.join(judges)})" if judges else ""
+        sentences = [
+            f"{best.recognised:,} of {many} {_plural('is', range(best.recognised))} recognisable to {best.name}{by}."
+        ]
+    else:
+        bound = share_of(0.0, updates).high if updates else 1.0
+        names = ", ".join(attacker.name for attacker in attackers)
+        sentences = [f"None of {many} is recognisable to {names}; with 95 % confidence up to {bound:.0%} may be."]
+    low, high, grey = (
+        _extreme(best, name, pick) for name, pick in (("psnr_min", min), ("psnr_max", max), ("psnr_grey", max))
+    )
+    if low is not None and high is not None:
+        middle = best.counted[0] if len(best.counted) == 1 else None
+        median = f"{_format(middle, 'psnr_median')} in the median, " if middle and "psnr_median" in middle.cells else ""
+        known = "" if grey is None else f"; a grey picture has {grey:.1f} dB"
+        sentences.append(f"The PSNR of {best.name} is {median}from {low:.1f} to {high:.1f} dB{known}.")
+    apart = [line for attacker in attackers if not attacker.recognised and (line := attacker.above_chance)]
+    if apart and not best.recognised:
+        line = max(apart, key=lambda line: line.rank("identified"))
+        share, chance = _format(line, "identified"), _format(line, "identified_chance")
+        sentences.append(
+            f"{line.labels['attack']}: {share} of its pictures are nearest to their own truth; chance: {chance}."
+        )
+    return sentences
+
+
+def _describe_labels(attackers: Sequence[Attacker]) -> list[str]:
+    lines = [line for attacker in attackers for line in attacker.counted if line.value("label_accuracy") is not None]
+    if not lines:
+        return []
+    most = max(lines, key=lambda line: line.rank("label_accuracy"))
+    return [f"{most.labels['attack']} finds {_format(most, 'label_accuracy')} of the labels."]
+
+
+def _describe_failures(attackers: Iterable[Attacker]) -> list[str]:
+    """Return a sentence for each attack that failed on targets, where nothing was measured."""
+    sentences = []
+    for attacker in attackers:
+        if share := attacker.failed:
+            targets = "every target" if share >= 1 else f"{share:.0%} of its targets"
+            reason = "no picture was returned, or all trials diverged"
+            sentences.append(f"{attacker.name} failed on {targets} ({reason}): nothing was measured there.")
+    return sentences
+
+
+def _describe_stage(lines: Sequence[SummaryLine]) -> list[str]:
+    untrained = all(line.labels.get("stage") == "untrained" for line in lines)
+    return ["The model was untrained, where updates reveal most."] if untrained else []
+
+
+def _describe_guarantee(rows: Iterable[Row]) -> list[str]:
+    """Return the epsilon that a defense promises: of the last round that has one."""
+    promised = [row for row in rows if row.metric == "epsilon" and row.attack is None and row.value is not None]
+    if not promised:
+        return []
+    last = max(promised, key=lambda row: row.extra.get("round", 0))
+    return [f"Its promise: {last.note}." if last.note else f"It promises epsilon {last.value:.3g}."]
+
+
+def _setting(labels: Labels) -> str:
+    """Return the attacked network, data and batches; those of a federation's rounds are one setting."""
+    fixed = labels if labels.get("round") is None else {**labels, "stage": None, "batch_size": 1}
+    return inversion.name_comparison(fixed)
+
+
+def _defense(labels: Mapping[str, Any]) -> str:
+    return name_defense({**labels, "against": None})
+
+
+def _pools(line: SummaryLine) -> bool:
+    """Return True if a line joins the clients of a round, which also have lines of their own."""
+    return line.labels.get("client") is None and line.labels.get("attacked", 1) > 1
+
+
+def _above_chance(line: SummaryLine) -> bool:
+    """Return True if the low end of the share that is nearest to its own truth is above chance; both must be known."""
+    cell, chance = line.cells.get("identified"), line.value("identified_chance")
+    low = None if cell is None else cell.value if cell.low is None else cell.low
+    return low is not None and chance is not None and low > chance
+
+
+def _extreme(attacker: Attacker, metric: str, pick: Any) -> float | None:
+    values = [value for line in attacker.counted if (value := line.value(metric)) is not None]
+    return pick(values) if values else None
+
+
+def _plural(verb: str, items: Sequence[Any]) -> str:
+    """Return the verb for one or for many."""
+    forms = {"show": ("shows", "show"), "is": ("is", "are")}
+    return forms[verb][len(items) != 1]
+
+
+def _format(line: SummaryLine, metric: str) -> str:
+    return format_measure(line.cells.get(metric), metric, interval=False)
