@@ -13,7 +13,7 @@ from secateur.evaluation.calibration import WEIGHTS, effort_of, is_open
 from secateur.experiments.invert import own_rows, plan, run_invert
 from secateur.experiments.invert_targets import rows_of
 from secateur.models.create import create
-from secateur.runs.rows import comparable
+from secateur.runs.rows import select_comparable
 from secateur.seeding import derive
 
 
@@ -61,7 +61,7 @@ def test_a_calibrated_attack_recognises_photographs_that_a_small_weight_hides(fi
         raise AssertionError("the choice is a stage, and is not made again")
 
     monkeypatch.setattr("secateur.evaluation.calibration._try", refuse)
-    assert comparable(run_invert(config, tmp_path / "run")) == comparable(rows)
+    assert select_comparable(run_invert(config, tmp_path / "run")) == select_comparable(rows)
 
 
 def test_own_pictures_are_no_targets_and_decide_alone(file):

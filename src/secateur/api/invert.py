@@ -152,7 +152,7 @@ def read_public(model: nn.Module, public: Examples | None, knowledge: Knowledge)
     if tuple(inputs.shape[1:]) != tuple(knowledge.input_shape):
         raise WrongInput("public", f"has the shape {tuple(inputs.shape[1:])}; use {tuple(knowledge.input_shape)}")
     check_labels("public", labels, knowledge.classes)
-    whole, size = Batch(_like(model, inputs), labels.to(device_of(model))), knowledge.batch_size
+    whole, size = Batch(_match_model(model, inputs), labels.to(device_of(model))), knowledge.batch_size
     if whole.size < size:
         raise WrongInput("public", f"has {whole.size} examples; use at least {size}, those of an update")
     rows = torch.arange(whole.size // size * size).view(-1, size)

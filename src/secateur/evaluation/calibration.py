@@ -126,12 +126,12 @@ def _try(trial: Choice, title: str, client: AttackedClient, examples: Sequence[B
     """Return the mean squared error of the pictures that one weight reconstructs."""
     attacker, begun = trial.make(), time.monotonic()
     starts = [derive(client.seed, "reconstruct")] * len(examples)
-    knowledge, views = client.seen(attacker, examples, derive(client.seed, "tamper"))
+    knowledge, views = client.show_targets(attacker, examples, derive(client.seed, "tamper"))
     with progress(title, attacker.iterations, rate=True) as advance:
         guesses = dict(attacker.reconstruct(views, knowledge, starts, NullWatcher(advance)))
     errors = []
     for number, example in enumerate(examples):
-        used = client.used(example, number)
+        used = client.transform_target(example, number)
         assert isinstance(used, Batch)
         pair = compare(used, guesses.get(number), knowledge)
         assert pair.truth is not None

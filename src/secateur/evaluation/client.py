@@ -184,7 +184,7 @@ class UploadDefense:
     def compression(self) -> Callable[[Params], Params] | None:
         """The compression that an attacker can apply to a trial's gradient; None if it depends on other values."""
         compress: Callable[[Params], Params] | None = getattr(self._inner, "compress", None)
-        return compress if getattr(self._inner, "select_clients", True) else None
+        return compress if getattr(self._inner, "chosen", True) else None
 
     def _state(self, params: Params) -> Params:
         """Return the upload's state before this update: new, or with the residual of a training."""
