@@ -211,7 +211,7 @@ class UpdateExposure:
         """Return the result of one weight of a calibration."""
         return compute()
 
-    def mounted(self, attack: Choice) -> Choice:
+    def set_weight(self, attack: Choice) -> Choice:
         """Return the attack as it runs: with the weight of its calibration, if it has one."""
         return self.calibrations[attack].attack if attack in self.calibrations else attack
 
@@ -259,7 +259,7 @@ class UpdateExposure:
         group: range,
         watcher: Callable[[Callable[[int], None]], NullWatcher | StageWatcher],
     ) -> tuple[list[Reconstruction | None], float]:
-        attacker, done = self.mounted(attack).make(), {}
+        attacker, done = self.set_weight(attack).make(), {}
         which = f"targets {group.start} to {group.stop - 1}" if len(group) > 1 else f"target {group.start}"
         under = "" if str(self.defense) == "none" else f" under {self.defense}"
         title = f"{attack} on {which}{under}, seed {self.seed}"
@@ -363,7 +363,7 @@ class ClientExposure(UpdateExposure):
         depends = self.context.base | {name: getattr(config, name) for name in names}
         depends |= {name: None if path is None else file_key(path) for name, path in files.items()}
         depends |= {
-            "attack": str(self.mounted(attack)),
+            "attack": str(self.set_weight(attack)),
             "defense": str(self.defense),
             "rows": rows.tolist(),
             "first": group.start,
