@@ -87,6 +87,8 @@ def test_lists_as_a_table_and_as_objects(kind, capsys):
             ["invert", "--attack", "conf"],
             "attack: conf is a membership attack, and an inversion attack is expected here; ",
         ),
+        (["audit", "--seeds", "2", "--seeds", "3"], "seeds: is set twice; use one comma-separated list"),
+        (["federate", "--attack-clients", "2", "--attack-clients=3"], "attack_clients: is set twice; use one comma-"),
         (["list"], "kind: is missing; allowed: attacks, defenses, pruners"),
         (["list", "attack"], "kind: 'attack' is not known; did you mean 'attacks'"),
         (["prune", "--out", "model.pt"], "out: model.pt is not allowed"),
@@ -164,3 +166,14 @@ def test_help_does_not_import_torch(command):
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     assert "Show this message and exit." in done.stdout
+
+
+def test_lists_of_a_federation_join_when_their_flag_is_repeated(monkeypatch):
+    read = []
+    monkeypatch.setattr("secateur.experiments.federate.plan", lambda config: read.append(config) or [])
+    lists = ["--attack-at", "1", "--attack-at", "2,3", "--membership", "yeom", "--membership", "lira"]
+    assert main(["federate", "--attack", "ig", "--dry-run", *lists]) == 0
+    widths = ["--submodels", "heterofl", "--client-widths", ".5", "--client-widths", ".25"]
+    assert main(["federate", "--attack", "yeom", "--dry-run", *widths]) == 0
+    assert read[0].attack_at == [1, 2, 3] and read[0].membership == ["yeom", "lira"]
+    assert read[1].client_widths == [0.5, 0.25]

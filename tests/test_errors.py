@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from secateur.errors import NotFinite, WrongInput, install_command, require
+from secateur.errors import NotFinite, WrongInput, check_whole, install_command, require
 
 
 @pytest.mark.parametrize("wrong", [WrongInput("sparsity", "is 2"), NotFinite()])
@@ -36,3 +36,10 @@ def test_a_clone_installs_its_own_files_and_a_wheel_asks_the_index(tmp_path):
     (tmp_path / "pyproject.toml").touch()
     assert install_command("dp", package) == "pip install -c constraints.txt -e '.[dp]'"
     assert install_command("dp", tmp_path / "site-packages" / "secateur") == "pip install 'secateur-audit[dp]'"
+
+
+@pytest.mark.parametrize("value", [True, 1.0, 0])
+def test_a_whole_number_is_no_truth_value_and_no_fraction(value):
+    check_whole("rounds", 1)
+    with pytest.raises(WrongInput, match=f"rounds: {value} is not allowed; must be a whole number, at least 1"):
+        check_whole("rounds", value)

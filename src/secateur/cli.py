@@ -99,7 +99,7 @@ def run_parameters(schema: type[Fields], base: Callable[..., None]) -> list[Any]
 
     parameters = list(signature(base, eval_str=True).parameters.values())
     for flag in flags_of(schema):
-        kind = list[str] if flag.repeat else flag.kind if flag.kind in (bool, Path) else str
+        kind = list[str] if flag.many else flag.kind if flag.kind in (bool, Path) else str
         option = typer.Option(help=f"{flag.help} Comma-separated, repeatable." if flag.repeat else flag.help)
         annotation = Annotated[kind | None, option]  # type: ignore[valid-type]
         parameters.append(Parameter(flag.name, Parameter.KEYWORD_ONLY, default=None, annotation=annotation))
@@ -115,12 +115,15 @@ def run_parameters(schema: type[Fields], base: Callable[..., None]) -> list[Any]
 
 def read_settings(schema: type[Fields], values: dict[str, Any]) -> Fields:
     """Read the run file, whose fields the flags override."""
-    from secateur.config import read
+    from secateur.config import flags_of, read
 
     file, option, overrides = (values.pop(name, None) for name in ("file", "config", "set_"))
     if file is not None and option is not None:
         raise WrongInput("config", "is set twice; name the run file as the first argument or with --config")
     path = file or option
+    for flag in flags_of(schema):
+        if flag.many and not flag.repeat and len(values.get(flag.name) or ()) > 1:
+            raise WrongInput(flag.name, "is set twice; use one comma-separated list")
     flags = {
         name: ",".join(value) if isinstance(value, list | tuple) else value
         for name, value in values.items()

@@ -89,7 +89,7 @@ def check_whole(field: str, value: int, least: int = 1, *, even: bool = False) -
         Traceback (most recent call last):
         secateur.errors.WrongInput: rounds: 0 is not allowed; must be a whole number, at least 1
     """
-    if not isinstance(value, Integral) or value < least or (even and value % 2):
+    if isinstance(value, bool) or not isinstance(value, Integral) or value < least or (even and value % 2):
         raise WrongInput(field, f"{value} is not allowed; {describe_wholes(least, even)}")
 
 

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from secateur import tree
-from secateur.api.shared import Examples, Printable, read_batch
+from secateur.api.results import Examples, Printable, read_batch
 from secateur.attacks.membership.reference_models import content
 from secateur.catalogue import Choice, methods
 from secateur.config import choice

@@ -9,7 +9,7 @@ from __future__ import annotations
 import dataclasses
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple
+from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple, get_origin
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, PlainSerializer
 
@@ -103,6 +103,11 @@ class Flag(NamedTuple):
     kind: type  # bool, Path, or another type, whose values are written as text
     help: str
     repeat: bool
+
+    @property
+    def many(self) -> bool:
+        """True if the value may be a list; a kind of None stands for several types, such as a number or a list."""
+        return self.repeat or self.kind is None or get_origin(self.kind) is list
 
 
 def flags_of(schema: type[Fields]) -> list[Flag]:

@@ -118,10 +118,10 @@ class FederationFields(Common):
         repeat=True,
     )
     membership: Annotated[list[Literal["yeom", "lira"]], BeforeValidator(split_membership)] = flag(
-        "none", "Membership attacks on updates: yeom, lira. With --submodels use --attack."
+        "none", "Membership attacks on updates: yeom, lira. With --submodels use --attack.", repeat=True
     )
     attack_every: base.Count | None = flag(None, "Rounds from one attack to the next. By default only the last.")
-    attack_at: Annotated[list[base.Count], *base.ANY] = flag("none", "Rounds to attack, such as 5,10,20.")
+    attack_at: Annotated[list[base.Count], *base.ANY] = flag("none", "Rounds to attack, such as 5,10,20.", repeat=True)
     attack_clients: Annotated[Clients, BeforeValidator(read_clients), Allowed(ATTACKED_CLIENTS)] = flag(
         1, "Clients of a round to attack: how many (2, all), or which ([3] or 3,7)."
     )
@@ -144,7 +144,9 @@ class SubmodelFields(FederationFields):
         [], "Rules that cut sub-models, such as mapp-fl (secateur list submodels).", repeat=True
     )
     large_clients: base.FromZero = flag(2, "Number of clients, those with most data, that train the whole model.")
-    client_widths: Annotated[list[float], *base.MANY] = flag(0.5, "Shares of channels of the others, such as .5,.25.")
+    client_widths: Annotated[list[float], *base.MANY] = flag(
+        0.5, "Shares of channels of the others, such as .5,.25.", repeat=True
+    )
     uncovered: Literal["keep", "zero"] = flag("keep", "Weights that no client trained: keep or zero.")
     batchnorm: Literal["static", "reestimated"] = field("static", "BatchNorm statistics in tests.")
     scaler: bool = field(True, "Scale the activations of narrow layers (HeteroFL).")

@@ -6,6 +6,7 @@ SNIP and GraSP score by gradients of one batch's loss on a copy of the network; 
 from __future__ import annotations
 
 import copy
+from abc import ABC, abstractmethod
 from dataclasses import dataclass
 
 import torch
@@ -19,14 +20,14 @@ from secateur.pruning.channels import NORMS
 from secateur.pruning.masks import Scope, prune_lowest, select, warn_of_floor, weights_of
 
 
-class ScorePruner:
+class ScorePruner(ABC):
     """A pruner that drops the weights of lowest score."""
 
     scope: Scope
 
+    @abstractmethod
     def scores(self, net: nn.Module, batch: Batch, rng: Generator) -> Params:
         """Return the score of every weight."""
-        raise NotImplementedError
 
     def __call__(self, net: nn.Module, batch: Batch, sparsity: float, rng: Generator) -> Mask:
         """Return the mask."""

@@ -6,6 +6,7 @@ a key of their own.
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -22,14 +23,14 @@ K = TypeVar("K", bound=tuple[Any, ...])
 
 
 @dataclass(frozen=True)
-class Results(Generic[K]):
+class Results(ABC, Generic[K]):
     """The rows of one study by key, metric and attack."""
 
     rows: Sequence[Row]
 
+    @abstractmethod
     def key_of(self, row: Row) -> K | None:
         """Return the key of a row; None for a row that is left out."""
-        raise NotImplementedError
 
     def attack_of(self, row: Row) -> Hashable:
         """Return the attack of a row by the name that tables have for it; None without an attack."""

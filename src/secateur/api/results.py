@@ -1,4 +1,4 @@
-"""Parts that the Python functions share: results with a page and a table, and checks of a user's model and examples."""
+"""Results of the Python functions, with a page and a table, and the examples that these functions take."""
 
 from __future__ import annotations
 
