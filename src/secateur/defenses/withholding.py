@@ -148,7 +148,7 @@ class PseudoRandomShare(RandomShare):
 class Mix(Withholding):
     """Prunes half of its rate by the largest gradients and half at random before sending (Mix; priprune Section 5.1).
 
-    Acts on: a federation's client, on top of any base pruning. `mask_largest` is the share of the rate that goes to the
+    Acts on: a federation's client, on top of any base pruning. `largest` is the share of the rate that goes to the
     largest gradients (Fig. A4 has 0, 1/3, 2/3 and 1); the others are drawn among the remaining weights.
     """
 
