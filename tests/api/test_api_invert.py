@@ -94,8 +94,7 @@ def test_the_model_is_left_as_it_was(net, batch):
         (lambda net, x: (nn.Flatten(0), x), "model: answers \\(16,\\) for one example"),
         (lambda net, x: (net, Gradient(gradient_of(net, x))), "input_shape: must be given"),
         (lambda net, x: (net, (x.inputs / 0, x.labels)), "batch: its inputs hold NaN or infinity"),
-        (lambda net, x: (net, (x.inputs.numpy(), x.labels.numpy())), "batch: must be two tensors"),
-        (lambda net, x: (net, None), "batch: must be two tensors"),
+        (lambda net, x: (net, None), "batch: NoneType is not allowed"),
         (lambda net, x: (net.forward, x), "model: is method; must be a torch.nn.Module"),
     ],
 )  # fmt: skip

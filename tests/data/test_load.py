@@ -21,14 +21,18 @@ def test_unknown_names_get_the_nearest():
 @pytest.mark.parametrize("source", ["no/such.npz", "no.npz", "./nothing"])
 def test_paths_that_do_not_exist(source):
     with pytest.raises(
-        WrongInput, match=r"does not exist; allowed: a \.npz file, a folder of images, or a name: .*digits"
+        WrongInput,
+        match=r"does not exist; allowed: a \.npz, \.csv or \.parquet file, a folder of images, or a name: .*digits",
     ):
         load(source)
 
 
 def test_an_unknown_kind_of_file(tmp_path):
-    (tmp_path / "x.parquet").write_bytes(b"PAR1")
+    (tmp_path / "x.json").write_bytes(b"{}")
     with pytest.raises(WrongInput, match="not readable as data"):
+        load(str(tmp_path / "x.json"))
+    (tmp_path / "x.parquet").write_bytes(b"PAR1")
+    with pytest.raises(WrongInput, match="cannot be read as parquet"):
         load(str(tmp_path / "x.parquet"))
 
 
@@ -141,9 +145,9 @@ def test_a_function_of_the_user(tmp_path, monkeypatch):
     assert load("my_own_data:pair").classes == 2
     assert load("my_own_data:whole").classes == 5
     assert not load("my_own_data:graph").inputs.requires_grad
-    with pytest.raises(WrongInput, match="inputs: not readable"):
+    with pytest.raises(WrongInput, match="inputs are not readable"):
         load("my_own_data:ragged")
-    with pytest.raises(WrongInput, match="returned int"):
+    with pytest.raises(WrongInput, match="int is not allowed"):
         load("my_own_data:wrong")
     with pytest.raises(WrongInput, match="failed with KeyError: 'gone'"):
         load("my_own_data:fails")

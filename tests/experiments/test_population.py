@@ -119,7 +119,7 @@ def test_all_outsiders_are_asked_about_where_the_population_is_the_attackers(fil
         ("overlap.npz", "100 of 200 rows are in own too; leave them out"),
         ("wide.npz", "inputs of the shape (1, 8, 6), those of own have (1, 8, 8)"),
         ("numbers.npz", "not scaled alike"),
-        ("strange.npz", "labels from 0 to 19; allowed by the model's outputs: 0 to 9"),
+        ("strange.npz", "strange has labels from 0 to 19; allowed: 0 to 9"),
         ("absent.npz", "does not exist"),
     ],
 )

@@ -24,7 +24,7 @@ from secateur.evaluation.membership import cache_answers
 from secateur.evaluation.records import ModelRecords
 from secateur.evaluation.validity import Accuracy, Validity, resemblance, validity_rows
 from secateur.experiments.black_box import BoxAudit, needs_no_shadows, sparsity_rows
-from secateur.experiments.context import check_installed, check_models, shortage
+from secateur.experiments.context import MOVES, check_installed, check_models, shortage
 from secateur.experiments.pipeline import build_fit
 from secateur.interfaces import Batch, BlackBox, Shadow
 from secateur.models.create import check_labels, explain_failure
@@ -36,7 +36,6 @@ from secateur.seeding import derive
 from secateur.training.recipe import Recipe, Task
 
 Model = Any  # whatever `secateur.wrap` takes
-MOVES = ("samia", "label-only")  # attacks that move inputs by a little, which tokens cannot be
 ROWS = 256  # by whose answers a model is checked, and logits are told from probabilities
 
 
@@ -88,18 +87,22 @@ def audit(
     recipe: Recipe | None = None,
     seed: int = 0,
     name: str = "model",
+    label: str = "label",
 ) -> Report:
     """Return a report of how much the model reveals about its members.
 
-    A model is anything that `secateur.wrap` takes. `shadows` are the attacker's models, each with its own members and
-    non-members. By default all attacks run that can run with them. `before` is the same model before a compression
-    made elsewhere: it is attacked too, and the report has the paired change of each attack that needs no shadows. With
-    a `pruner` the model and the shadows are pruned first. Each is then fine-tuned on its own members, with the defense
-    named by `defense`. A tenth of its non-members says when to stop, and is left out of the audit.
+    A model is anything that `secateur.wrap` takes. Examples are (inputs, labels) as tensors or arrays, a torch Dataset
+    or DataLoader, or a Hugging Face data set. A pandas frame has its labels in the column `label`.
+
+    `shadows` are the attacker's models, each with its own members and non-members. By default all attacks run that can
+    run with them. `before` is the same model before a compression made elsewhere: it is attacked too, and the report
+    has the paired change of each attack that needs no shadows. With a `pruner` the model and the shadows are pruned
+    first. Each is then fine-tuned on its own members, with the defense named by `defense`. A tenth of its non-members
+    says when to stop, and is left out of the audit.
     """
     if before is not None and pruner is not None:
         raise WrongInput("before", "is for a model that is compressed already; leave out the pruner")
-    sides = check_sides(model, members, nonmembers, shadows)
+    sides = check_sides(model, members, nonmembers, shadows, label)
     whole = sides[0].outside.size
     labels_only = sides[0].box.labels_only
     chosen = _attacks([attacks] if isinstance(attacks, str) else attacks, sides)
@@ -148,11 +151,15 @@ def _check_shadows(sides: Sequence[Side]) -> Validity:
 
 
 def check_sides(
-    model: Model, members: Examples, nonmembers: Examples, shadows: Sequence[tuple[Model, Examples, Examples]]
+    model: Model,
+    members: Examples,
+    nonmembers: Examples,
+    shadows: Sequence[tuple[Model, Examples, Examples]],
+    label: str = "label",
 ) -> list[Side]:
     """Return the victim, then the shadows; refuse models that do not fit their examples, and shared examples."""
-    victim = _side(model, read_batch("members", members), read_batch("nonmembers", nonmembers))
-    others = [_side(one, read_batch("shadows", a), read_batch("shadows", b)) for one, a, b in shadows]
+    victim = _side(model, *(read_batch(n, x, label) for n, x in (("members", members), ("nonmembers", nonmembers))))
+    others = [_side(one, read_batch("shadows", a, label), read_batch("shadows", b, label)) for one, a, b in shadows]
     known = _distinct_contents("nonmembers", victim)
     for shadow in others:
         if shared := len(known & _distinct_contents("shadows", shadow)):

@@ -81,8 +81,9 @@ def invert(
 
     Args:
         model: The model that the server sent.
-        batch_or_update: A batch (inputs, labels), which becomes one update or several of `batch_size` examples each.
-            Or an update captured elsewhere: a Gradient, Weights, or a .safetensors file.
+        batch_or_update: A batch (inputs, labels), or examples in another form that `secateur.audit` takes, which
+            become one update or several of `batch_size` examples each. Or an update captured elsewhere: a Gradient,
+            Weights, or a .safetensors file.
         attack: One attack or several.
         defense: A defense such as dgp, which rewrites the gradient that the client sends.
         residual: The residual of error feedback that a training left (`CollaborativeResult.client`, or a file of it).
@@ -183,9 +184,6 @@ def check_targets(
     if isinstance(batch_or_update, Gradient | Weights | Path | str):
         update = _update(model, batch_or_update, input_shape, weights)
         return [update], _match_model(model, torch.zeros(1, *(input_shape or ())))
-    is_pair = isinstance(batch_or_update, tuple | list) and len(batch_or_update) == 2
-    if not is_pair or not all(isinstance(part, Tensor) for part in batch_or_update):
-        raise WrongInput("batch", "must be two tensors (inputs, labels), or an update: Gradient, Weights or a file")
     inputs, labels = read_batch("batch", batch_or_update)
     check_shape("batch", "the batch", inputs.shape[1:])
     if not bool(torch.isfinite(inputs).all()):

@@ -5,14 +5,13 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any, ClassVar
 
-from torch import Tensor
-
+from secateur.data.examples import read_examples
 from secateur.errors import WrongInput
 from secateur.interfaces import Batch
 from secateur.runs.artifacts import write
 from secateur.runs.rows import Row
 
-Examples = Batch | tuple[Tensor, Tensor]
+Examples = Any  # in one of the forms of `secateur.data.examples`
 
 
 class Printable:
@@ -37,9 +36,9 @@ class Printable:
         printers[self.kind](self.rows)
 
 
-def read_batch(field: str, examples: Examples) -> Batch:
-    """Return a user's examples as a batch; refuse labels that do not fit the inputs."""
-    inputs, labels = examples
+def read_batch(field: str, examples: Examples, label: str = "label") -> Batch:
+    """Return a user's examples, in any form, as a batch; refuse labels that do not fit the inputs."""
+    inputs, labels = read_examples(field, examples, label)
     if not len(inputs) or labels.shape != inputs.shape[:1]:
         sizes = f"{len(inputs)} inputs and labels of the shape {tuple(labels.shape)}"
         raise WrongInput(field, f"{sizes} do not fit; use at least one input, and one label for each input")

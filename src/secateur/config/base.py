@@ -9,15 +9,17 @@ from __future__ import annotations
 import dataclasses
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple, get_origin
+from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple, Self, get_origin
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, PlainSerializer
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, PlainSerializer, model_validator
 
 from secateur.catalogue import Choice, Defense
 from secateur.config.messages import Allowed, read_annotation
 from secateur.config.methods import choice, defense_of_clients, defense_of_models, defense_of_updates
+from secateur.errors import WrongInput
 
 if TYPE_CHECKING:
+    from secateur.data.scaling import DataForm
     from secateur.training.recipe import Recipe
 
 
@@ -77,7 +79,7 @@ Seeds = Annotated[list[FromZero], BeforeValidator(read_seeds), Field(min_length=
 DEVICES = "auto, cpu, cuda or cuda:NUMBER"
 Device = Annotated[str, Field(pattern=r"^(auto|cpu|cuda(:\d+)?)$"), Allowed(f"allowed: {DEVICES}")]
 
-DATA = "Data set: a name (secateur list datasets), an .npz file, an image folder or module:function."
+DATA = "Data set: a name (secateur list datasets), an .npz, .csv or .parquet file, an image folder or module:function."
 DATA_FOLDER = "Folder of the data set's files. By default SECATEUR_DATA, else the cache."
 MODEL = "Model: a name (secateur list models) or module:function."
 IMAGES = "Show training pictures on the page, and save them in the folder."
@@ -144,6 +146,15 @@ class Common(Fields):
     weights: Path | None = flag(None, "Weights of a trained model (.safetensors).")
     data: str = flag("digits", DATA)
     data_folder: Path | None = flag(None, DATA_FOLDER)
+    inputs_are: Literal["pixels", "normalised"] | None = flag(
+        None, "Stored inputs are pixels, or normalised: as the model takes them."
+    )
+    mean: Annotated[list[float], *ANY] = flag("none", "Mean of each channel, for pixels in [0, 1].")
+    std: Annotated[list[Positive], *ANY] = flag("none", "Deviation of each channel, for pixels in [0, 1].")
+    transform: str | None = flag(None, "module:function from stored inputs, or pixels in [0, 1], to the model's.")
+    resize: Count | None = flag(None, "Side in pixels to which the pictures of a folder are resized.")
+    label: str = flag("label", "Column of the labels in a table.")
+    classes: Count | None = flag(None, "Number of classes. By default the largest label and 1.")
     download: bool = field(True, "Download a data set that is not in its folder.")
     examples: Count | None = field(None, "Largest number of rows of the data set, drawn at random.")
     train: Training = field(Training, "Training of the models.")
@@ -152,6 +163,23 @@ class Common(Fields):
     threads: Count = field(1, "CPU threads. Results are equal bit for bit only at the same number.")
     deterministic: bool = field(False, REPEATABLE)
     execution: Literal["auto", "sequential", "stacked", "ray"] = field("auto", "Training of many models.")
+
+    @model_validator(mode="after")
+    def _check_scaling(self) -> Self:
+        if bool(self.mean) != bool(self.std):
+            missing = "std" if self.mean else "mean"
+            raise WrongInput(missing, "is missing; mean and std are only used together")
+        if self.transform is not None and (self.mean or self.inputs_are is not None):
+            raise WrongInput("transform", "cannot be combined with inputs_are, mean or std; leave them out")
+        return self
+
+    @property
+    def form(self) -> DataForm:
+        """The user's description of the data."""
+        from secateur.data.scaling import DataForm
+
+        scaling = (self.inputs_are, tuple(self.mean), tuple(self.std), self.transform)
+        return DataForm(*scaling, self.resize, self.label, self.classes)
 
     def recipes(self, tabular: bool) -> tuple[Recipe, Recipe]:
         """Return the recipes of training and fine-tuning.

@@ -22,22 +22,24 @@ class Dataset:
     """The train and test parts as one pool; the first `train_size` rows are the public train part."""
 
     name: str
-    inputs: Tensor  # (N, ...) float32, normalised
+    inputs: Tensor  # (N, ...) float32, normalised; or int64, such as tokens of a text
     labels: Tensor  # (N,) int64 in [0, classes)
     classes: int
     train_size: int
     writers: Tensor | None = None  # (N,) int64: the writer of each example; None if unknown
-    mean: Stats = ()  # per channel, in [0, 1] pixels; empty for tabular data
+    mean: Stats = ()  # per channel, in [0, 1] pixels, or per column of a table; empty if unknown
     std: Stats = ()
     population: int = 0  # rows at the end that are the attacker's: neither members nor candidates
     verified: bool | None = None  # True if every file has its published checksum; None if none is published
+    scaling: str = ""  # of the inputs, in words
+    described: bool = False  # True if the source of the data says the scaling of the inputs
 
     def __post_init__(self) -> None:
         rows = len(self.inputs)
         if rows == 0:
             raise WrongInput("inputs", f"{self.name} is empty; it must have at least one example")
-        if self.inputs.dtype != torch.float32:
-            raise WrongInput("inputs", f"{self.name} has {self.inputs.dtype}; allowed is float32")
+        if self.inputs.dtype not in (torch.float32, torch.int64):
+            raise WrongInput("inputs", f"{self.name} has {self.inputs.dtype}; allowed are float32 and int64")
         if not all(bool(torch.isfinite(part).all()) for part in torch.split(self.inputs, 4096)):
             raise WrongInput("inputs", f"{self.name} has NaN or infinite values; every value must be finite")
         for field, value in (("labels", self.labels), ("writers", self.writers)):

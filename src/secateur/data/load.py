@@ -1,4 +1,4 @@
-"""Loading of data sets: one of the catalogue, or the user's own from a .npz file, an image folder or a function.
+"""Loading of data sets: one of the catalogue, or the user's own from a file, an image folder or a function.
 
 Images are read with PIL, in common formats only and up to a largest size.
 """
@@ -8,6 +8,8 @@ from __future__ import annotations
 import functools
 import io
 import logging
+from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -17,7 +19,10 @@ from torch import Tensor
 
 from secateur.catalogue import methods, users_own
 from secateur.data.archives import contents, read_npz
-from secateur.data.dataset import Dataset, normalise_bytes
+from secateur.data.columns import ENDINGS, read_columns, read_table
+from secateur.data.dataset import Dataset, Stats, normalise_bytes
+from secateur.data.examples import read_examples
+from secateur.data.scaling import AS_STORED, POOL, DataForm, apply_form
 from secateur.errors import WrongInput, unknown
 
 FORMATS = ("PNG", "JPEG", "TIFF", "BMP", "GIF", "WEBP", "PPM")  # no EPS: PIL would start another program for it
@@ -25,12 +30,16 @@ LARGEST = 1 << 24  # pixels
 FOLDERS = "pictures must be in one sub-folder for each class"
 
 
-def load(source: str, folder: Path | str | None = None, download: bool = True) -> Dataset:
-    """Return a data set by its catalogue name, or the user's `.npz`, image folder or `module:function`.
+ALLOWED = "a .npz, .csv or .parquet file, a folder of images"
+UNSAID = DataForm()
+
+
+def load(source: str, folder: Path | str | None = None, download: bool = True, form: DataForm = UNSAID) -> Dataset:
+    """Return a data set by its catalogue name, or the user's file, image folder or `module:function`.
 
     A catalogue data set is searched for in `folder`, else in $SECATEUR_DATA and the cache. If it is in none of them,
-    it is downloaded, unless `download` is off. The user's own data are scaled as in `from_arrays`. Write a folder that
-    has the name of a catalogue data set with a slash (./digits).
+    it is downloaded, unless `download` is off. The user's own data are read as in `from_arrays`, and then scaled as
+    `form` says. Write a folder that has the name of a catalogue data set with a slash (./digits).
 
     Example:
         >>> load("digits").input_shape
@@ -42,20 +51,23 @@ def load(source: str, folder: Path | str | None = None, download: bool = True) -
         dataset: Dataset = known[source](folder=where, download=download)
         if dataset.verified is False:
             _warn_unverified(source)
-        return dataset
+        published = f"pixels standardised by the statistics of {source}" if dataset.mean else AS_STORED.name
+        return apply_form(replace(dataset, scaling=published), form)
     path = Path(source).expanduser()
     if path.is_dir():
-        return from_image_folder(path)
+        return from_image_folder(path, form)
     if path.suffix == ".npz" and path.is_file():
-        return from_npz(path)
+        return from_mapping(path.stem, read_npz(path), form)
+    if path.suffix in ENDINGS and path.is_file():
+        table = read_table(path.name, read_columns("data", path), form.label)
+        return from_arrays(path.stem, table.inputs, table.labels, form=form)
     if path.exists():
-        raise WrongInput("data", f"{source} is not readable as data; allowed: a .npz file, a folder of images")
+        raise WrongInput("data", f"{source} is not readable as data; allowed: {ALLOWED}")
     module, colon, function = source.partition(":")
     if colon and all(part.isidentifier() for part in [*module.split("."), function]):
-        return from_function(source)
+        return from_function(source, form)
     if "/" in source or path.suffix:
-        allowed = f"a .npz file, a folder of images, or a name: {', '.join(known)}"
-        raise WrongInput("data", f"{source} does not exist; allowed: {allowed}")
+        raise WrongInput("data", f"{source} does not exist; allowed: {ALLOWED}, or a name: {', '.join(known)}")
     raise unknown("data", source, known)
 
 
@@ -66,27 +78,40 @@ def _warn_unverified(name: str) -> None:
     logging.getLogger("secateur").warning(message, name)
 
 
-def from_npz(path: Path) -> Dataset:
-    """Return the data set of a .npz file.
+def from_mapping(name: str, arrays: Mapping[str, Any], form: DataForm = UNSAID) -> Dataset:
+    """Return the data set of named arrays, such as those of a .npz file.
 
-    The file holds `inputs` or `x`, `labels` or `y`, and optionally `train_size` and `writers`; see `from_arrays`.
+    They are `inputs` or `x`, `labels` or `y`, and optionally `train_size`, `writers`, `mean` and `std`; see
+    `from_arrays`. What `form` says of the scaling takes precedence over `mean` and `std`.
     """
-    arrays = read_npz(path)
     inputs, labels = arrays.get("inputs", arrays.get("x")), arrays.get("labels", arrays.get("y"))
     if inputs is None or labels is None:
         held = ", ".join(arrays) or "nothing"
-        wanted = "inputs (or x) and labels (or y), optionally train_size and writers"
-        raise WrongInput("data", f"{path} holds {held}; it must hold {wanted}")
-    return from_arrays(path.stem, inputs, labels, arrays.get("train_size"), arrays.get("writers"))
+        wanted = "inputs (or x) and labels (or y), optionally train_size, writers, mean and std"
+        raise WrongInput("data", f"{name} holds {held}; it must hold {wanted}")
+    if "mean" in arrays and "std" in arrays and not form.says_scaling:
+        form = replace(form, mean=_statistic("mean", arrays["mean"]), std=_statistic("std", arrays["std"]))
+    return from_arrays(name, inputs, labels, arrays.get("train_size"), arrays.get("writers"), form)
 
 
-def from_image_folder(path: Path) -> Dataset:
+def _statistic(field: str, values: Any) -> Stats:
+    """Return the numbers of a mean or a deviation, from an array of any shape."""
+    array = _array(field, values)
+    if array.dtype.kind not in "iuf" or not array.size or not np.isfinite(array).all():
+        raise WrongInput(field, "must hold finite numbers, one for each channel")
+    if field == "std" and not (array > 0).all():
+        raise WrongInput(field, "must be above 0 for each channel")
+    return tuple(array.astype(np.float64).reshape(-1).tolist())
+
+
+def from_image_folder(path: Path, form: DataForm = UNSAID) -> Dataset:
     """Return the data set of a folder of images: one sub-folder for each class, in alphabetical order.
 
-    All images have one size. The data set is gray if all images are gray, else colour. Pixels are scaled and
-    standardised as in `from_arrays`.
+    All images have one size, or are resized to squares of `form.resize` pixels. The data set is gray if all images are
+    gray, else colour. Pixels are scaled and standardised as in `from_arrays`.
     """
     classes = sorted(entry.name for entry in path.iterdir() if entry.is_dir() and not entry.name.startswith("."))
+    size = None if form.resize is None else (form.resize, form.resize)
     pictures: list[np.ndarray] = []
     labels: list[int] = []
     for member, stream in contents(path):
@@ -95,17 +120,19 @@ def from_image_folder(path: Path) -> Dataset:
             continue
         if len(inside) != 2:
             raise WrongInput("data", f"{path} holds {'/'.join(inside)}; {FOLDERS}")
-        picture = read_image(stream, f"{path}/{'/'.join(inside)}", gray=True)
+        picture = read_image(stream, f"{path}/{'/'.join(inside)}", size, gray=True)
         if pictures and picture.shape[1:] != pictures[0].shape[1:]:
             sizes = [f"{shape[2]} x {shape[1]}" for shape in (pictures[0].shape, picture.shape)]
-            raise WrongInput("data", f"{path} holds pictures of {' and of '.join(sizes)} pixels; use one size")
+            raise WrongInput(
+                "data", f"{path} holds pictures of {' and of '.join(sizes)} pixels; set resize to one size"
+            )
         pictures.append(picture)
         labels.append(classes.index(inside[0]))
     if not pictures:
         raise WrongInput("data", f"{path} holds no pictures; {FOLDERS}")
     channels = max(len(picture) for picture in pictures)
     pixels = np.stack([np.broadcast_to(picture, (channels, *picture.shape[1:])) for picture in pictures])
-    return from_arrays(path.resolve().name, pixels, labels)
+    return from_arrays(path.resolve().name, pixels, labels, form=form)
 
 
 def read_image(stream: BinaryIO, name: object, size: tuple[int, int] | None = None, gray: bool = False) -> np.ndarray:
@@ -133,11 +160,11 @@ def read_image(stream: BinaryIO, name: object, size: tuple[int, int] | None = No
     return pixels[None] if pixels.ndim == 2 else pixels.transpose(2, 0, 1)
 
 
-def from_function(reference: str) -> Dataset:
+def from_function(reference: str, form: DataForm = UNSAID) -> Dataset:
     """Return the data set that the user's `module:function` returns when called without arguments.
 
-    The module is on Python's path or in the current folder. The function returns a Dataset or (inputs, labels), which
-    go to `from_arrays`.
+    The module is on Python's path or in the current folder. The function returns a Dataset of ours, a dictionary as in
+    `from_mapping`, or examples as `secateur.audit` takes them (`read_examples`), which go to `from_arrays`.
     """
     function = users_own("data", reference)
     try:
@@ -145,18 +172,20 @@ def from_function(reference: str) -> Dataset:
     except Exception as error:  # the user's code may raise anything
         raise WrongInput("data", f"{reference} failed with {type(error).__name__}: {error}") from error
     if isinstance(returned, Dataset):
-        return returned
-    if not isinstance(returned, tuple) or len(returned) != 2:
-        kind = type(returned).__name__
-        raise WrongInput("data", f"{reference} returned {kind}; it must return a Dataset or (inputs, labels)")
-    return from_arrays(reference, *returned)
+        return apply_form(replace(returned, described=bool(returned.mean)), form)
+    if isinstance(returned, Mapping):
+        return from_mapping(reference, returned, form)
+    return from_arrays(reference, *read_examples("data", returned, form.label), form=form)
 
 
-def from_arrays(name: str, inputs: Any, labels: Any, train_size: Any = None, writers: Any = None) -> Dataset:
+def from_arrays(
+    name: str, inputs: Any, labels: Any, train_size: Any = None, writers: Any = None, form: DataForm = UNSAID
+) -> Dataset:
     """Return a data set from arrays or tensors.
 
-    Bytes (uint8) with three or four axes are images, (N, H, W), (N, H, W, C) or (N, C, H, W). They are scaled to
-    [0, 1], then every channel is standardised to mean 0 and deviation 1 over the pool. Other numbers stay unchanged.
+    Bytes (uint8) with three or four axes are images, (N, H, W), (N, H, W, C) or (N, C, H, W). Unless `form` says
+    another scaling, every channel is standardised to mean 0 and deviation 1 over the pool. Other whole numbers, such as
+    tokens, stay whole. Other numbers stay unchanged.
     """
     values, targets = _array("inputs", inputs), _integers("labels", labels)
     if values.dtype.kind not in "biuf" or values.ndim < 2 or values.size == 0 or len(values) != len(targets):
@@ -164,15 +193,32 @@ def from_arrays(name: str, inputs: Any, labels: Any, train_size: Any = None, wri
         raise WrongInput("inputs", f"{name} has {sizes}; use numbers, one row for every label")
     size = len(values) if train_size is None else int(_integers("train_size", [train_size])[0])
     authors = None if writers is None else _integers("writers", writers)
-    classes = int(targets.max()) + 1 if len(targets) else 0
-    if classes > len(targets) or (len(targets) and int(targets.min()) < 0):
-        low, high = int(targets.min()), int(targets.max())
-        raise WrongInput("labels", f"{name} has labels from {low} to {high} in {len(targets)} rows; number them from 0")
-    if values.dtype != np.uint8 or values.ndim not in (3, 4):
-        return Dataset(name, torch.from_numpy(values.astype(np.float32, order="C")), targets, classes, size, authors)
-    pixels = _channels_first(values)
+    classes = count_classes(name, targets, form.classes)
+    is_pictures = values.ndim in (3, 4) and (values.dtype == np.uint8 or form.inputs_are == "pixels")
+    pixels = _channels_first(values) if is_pictures else values
+    if values.dtype != np.uint8 or not is_pictures:
+        stays_whole = values.dtype.kind in "iu" and form.inputs_are is None and not form.mean
+        kind = np.int64 if stays_whole else np.float32
+        stored = torch.from_numpy(pixels.astype(kind, order="C"))
+        return apply_form(Dataset(name, stored, targets, classes, size, authors, scaling=AS_STORED.name), form)
     mean, std = zip(*(_statistics(pixels[:, channel]) for channel in range(pixels.shape[1])), strict=True)
-    return Dataset(name, normalise_bytes(pixels, mean, std), targets, classes, size, authors, mean, std)
+    facts: dict[str, Any] = {"mean": mean, "std": std, "scaling": f"pixels {POOL}"}
+    return apply_form(Dataset(name, normalise_bytes(pixels, mean, std), targets, classes, size, authors, **facts), form)
+
+
+def count_classes(name: str, labels: Tensor, stated: int | None = None) -> int:
+    """Return the number of classes, by the labels if it is not stated; refuse labels that do not start at 0."""
+    if not len(labels):
+        return 0
+    low, high = int(labels.min()), int(labels.max())
+    if stated is not None:
+        return stated
+    if low > 0:
+        advice = f"subtract {low} from each (labels - {low}), or set classes if no row has the label 0"
+        raise WrongInput("labels", f"{name} has labels from {low} to {high}; they must start at 0: {advice}")
+    if high >= len(labels) or low < 0:
+        raise WrongInput("labels", f"{name} has labels from {low} to {high} in {len(labels)} rows; number them from 0")
+    return high + 1
 
 
 def _array(field: str, values: Any) -> np.ndarray:

@@ -9,9 +9,7 @@ Each shadow model of the same rows adds columns: the first shadow0_p0, shadow0_p
 
 from __future__ import annotations
 
-import csv
 import re
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -21,7 +19,8 @@ import torch
 from torch import Tensor
 
 from secateur.data.archives import read_npz
-from secateur.errors import WrongInput, require
+from secateur.data.columns import read_columns
+from secateur.errors import WrongInput
 from secateur.inference import TOLERANCE
 
 ENDINGS = (".npz", ".csv", ".parquet")
@@ -65,9 +64,7 @@ def read_predictions(file: Path) -> PredictionFile:
         raise WrongInput("predictions", f"{file} is not allowed; use {', '.join(ENDINGS)}")
     if not file.is_file():
         raise WrongInput("predictions", f"{file} is not a file; name one that exists")
-    readers: dict[str, Callable[[Path], dict[str, np.ndarray]]]
-    readers = {".npz": read_npz, ".csv": _read_csv, ".parquet": _read_parquet}
-    arrays = readers[file.suffix](file)
+    arrays = read_npz(file) if file.suffix == ".npz" else _arrange_columns(file, read_columns("predictions", file))
     victim = _predictions(arrays, "")
     if "shadow_probabilities" not in arrays:
         return PredictionFile(victim)
@@ -130,31 +127,7 @@ def _numbers(name: str, array: np.ndarray) -> Tensor:
     return torch.from_numpy(array.astype(np.float64))
 
 
-def _read_csv(file: Path) -> dict[str, np.ndarray]:
-    try:
-        with file.open(encoding="utf-8", newline="") as stream:
-            rows = list(csv.reader(stream))
-    except (OSError, ValueError, csv.Error) as error:
-        raise WrongInput("predictions", f"{file} cannot be read as numbers under one line of names: {error}") from None
-    names = [name.strip() for name in rows[0]] if rows else []
-    if any(len(row) != len(names) for row in rows[1:]):
-        raise WrongInput("predictions", f"{file} has lines of different length; must have the columns {COLUMNS}")
-    return _read_columns(file, {name: np.array([row[i] for row in rows[1:]]) for i, name in enumerate(names)})
-
-
-def _read_parquet(file: Path) -> dict[str, np.ndarray]:
-    require("pyarrow", "parquet")
-    import pyarrow
-    import pyarrow.parquet
-
-    try:
-        table = pyarrow.parquet.read_table(file)
-    except (OSError, pyarrow.ArrowException) as error:
-        raise WrongInput("predictions", f"{file} cannot be read as parquet: {error}") from None
-    return _read_columns(file, {name: table[name].to_numpy() for name in table.column_names})
-
-
-def _read_columns(file: Path, columns: dict[str, Any]) -> dict[str, np.ndarray]:
+def _arrange_columns(file: Path, columns: dict[str, Any]) -> dict[str, np.ndarray]:
     """Return the arrays that a file's columns stand for."""
     classes = _count(columns, r"p(\d+)")
     if not classes or "label" not in columns or "membership" not in columns:

@@ -1,21 +1,32 @@
-"""Data and device of a run file."""
+"""Data and device of a run file, and the scaling of inputs that a model brought along was trained on."""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
+from typing import TypeVar
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from secateur.attacks.membership.reference_models import content
+from secateur.catalogue import methods
 from secateur.config import Common
 from secateur.data.dataset import Dataset
 from secateur.data.load import load
-from secateur.errors import WrongInput
-from secateur.models.create import check, check_labels, create, load_weights
+from secateur.data.scaling import AS_STORED, BYTES, Scaling, candidates, rescale, rescale_inputs, scaling_of
+from secateur.errors import NotFinite, WrongInput
+from secateur.evaluation.validity import Validity, member_accuracy
+from secateur.interfaces import Batch, Predict
+from secateur.models.create import accepts, check, check_labels, create, load_weights
 from secateur.seeding import derive
+
+COMPARED = 2000  # members by which scalings are compared
+DISTINCT = 0.01  # difference in accuracy from which one scaling is better than another
+C = TypeVar("C", bound=Common)
+
+ADVICE = "say it by inputs_are (pixels or normalised), mean and std, or transform"
 
 
 def device_of(config: Common) -> torch.device:
@@ -32,39 +43,106 @@ def device_of(config: Common) -> torch.device:
 def prepare(config: Common, check_data: Callable[[Dataset], None] = lambda data: None) -> tuple[Dataset, torch.device]:
     """Return the data and the device; refuse a model that does not fit the data, before any training."""
     torch.set_num_threads(config.threads)
-    data = load(config.data, config.data_folder, config.download)
+    data = load(config.data, config.data_folder, config.download, config.form)
     check_data(data)
     if config.examples is not None:
         data = data.limit_rows(config.examples, derive(0, "examples"))
     net = create(config.model, data.input_shape, data.classes, derive(0, "check"))
     if config.weights is not None:
         load_weights(net, config.weights)
+    data = fit_inputs(net, data)
     check(net, data.input_shape, data.classes)
     return data, device_of(config)
 
 
 def join_population(config: Common, data: Dataset, source: str) -> Dataset:
     """Return the data with the attacker's population behind them; refuse rows that are members or candidates."""
-    other = load(source, config.data_folder, config.download)
+    form = replace(config.form, classes=data.classes)
+    other = load(source, config.data_folder, config.download, form)
     if other.input_shape != data.input_shape:
         shapes = f"inputs of the shape {other.input_shape}, those of {data.name} have {data.input_shape}"
         raise WrongInput("population", f"{source} has {shapes}; use rows of the same kind")
     check_labels("population", other.labels, data.classes)
     inputs = _scale_alike(other, data)
-    known = set(content(data.inputs))
-    if shared := sum(key in known for key in content(inputs)):
+    known = set(content(_round(data.inputs)))
+    if shared := sum(key in known for key in content(_round(inputs))):
         raise WrongInput("population", f"{shared} of {len(inputs)} rows are in {data.name} too; leave them out")
     rows, labels = torch.cat([data.inputs, inputs]), torch.cat([data.labels, other.labels])
     return replace(data, inputs=rows, labels=labels, writers=None, population=len(inputs))
 
 
+def _round(inputs: Tensor) -> Tensor:
+    """Return inputs to four digits, so that equal pixels are equal after another scaling too."""
+    return (inputs * 1e4).round() + 0.0 if inputs.is_floating_point() else inputs  # + 0: there are two zeros
+
+
 def _scale_alike(other: Dataset, data: Dataset) -> Tensor:
     """Return the inputs of one data set, scaled as those of another."""
-    if bool(other.mean) != bool(data.mean):
+    if not data.mean and not other.mean:
+        return other.inputs.to(data.inputs.dtype)
+    present = scaling_of(other) or (AS_STORED if other.inputs.ndim == 2 else None)
+    if present is None or not data.mean:
         raise WrongInput(
             "population", f"{other.name} and {data.name} are not scaled alike; use bytes or numbers in both"
         )
-    if other.mean == data.mean and other.std == data.std:
-        return other.inputs
-    stats = [torch.tensor(value).view(1, -1, 1, 1) for value in (other.mean, other.std, data.mean, data.std)]
-    return (other.inputs * stats[1] + stats[0] - stats[2]) / stats[3]
+    return rescale_inputs(other, other.inputs, present, Scaling(data.scaling, data.mean, data.std))
+
+
+def fit_inputs(net: nn.Module, data: Dataset) -> Dataset:
+    """Return the data as the model takes them: whole numbers become floats if the model refuses whole numbers."""
+    if data.inputs.is_floating_point() or accepts(net, data.inputs[:2]):
+        return data
+    return replace(data, inputs=data.inputs.float())
+
+
+def choose_scaling(data: Dataset, predict: Predict) -> tuple[Dataset, Validity]:
+    """Return the data in the scaling that a trained model knows its members by, and the comparison as a sentence.
+
+    Candidate scalings are compared by the model's accuracy on members. Raise WrongInput where none is plausible, or
+    where two are equally good: the user must then say how inputs are scaled.
+    """
+    if not data.inputs.is_floating_point():
+        return data, Validity("scaling", True, "inputs are whole numbers and are not scaled")
+    present = scaling_of(data) or AS_STORED
+    rows = torch.randperm(data.train_size, generator=derive(0, "scaling"))[:COMPARED]
+    accuracy: dict[Scaling, float] = {}
+    for scaling in candidates(data):
+        batch = Batch(rescale_inputs(data, data.inputs[rows], present, scaling), data.labels[rows])
+        accuracy[scaling] = _share_right(predict, batch)
+    order = sorted(accuracy, key=lambda scaling: -accuracy[scaling])
+    shown = ", ".join(f"{100 * accuracy[scaling]:.0f} % with {scaling.name}" for scaling in order)
+    text = f"members' accuracy is {shown}"
+    if not member_accuracy(accuracy[order[0]], data.classes).holds:
+        raise WrongInput("inputs_are", f"{text}: none is plausible for a trained model; {ADVICE}")
+    best = _prefer([scaling for scaling in order if accuracy[order[0]] - accuracy[scaling] < DISTINCT], data)
+    if best is None:
+        raise WrongInput("inputs_are", f"{text}: these cannot be told apart; {ADVICE}")
+    chosen = data if best is AS_STORED else rescale(data, present, best)
+    return chosen, Validity("scaling", True, f"{text}: {best.name} are used")
+
+
+def _prefer(rivals: Sequence[Scaling], data: Dataset) -> Scaling | None:
+    """Return the scaling to use of those that are equally good; None if it cannot be told.
+
+    A network hardly notices that its inputs are larger than in training, as its biases then matter less. So pixels in
+    [0, 255] count only where no other scaling does as well. The statistics of a data set of ours are published.
+    """
+    likely = [scaling for scaling in rivals if scaling is not BYTES] or list(rivals)
+    published = [scaling for scaling in likely if data.name in methods("dataset") and scaling.name == data.scaling]
+    return (published or likely)[0] if published or len(likely) == 1 else None
+
+
+def with_scaling(config: C, data: Dataset) -> C:
+    """Return the configuration with the scaling of the user's own data said, so that its run file repeats it."""
+    if config.form.says_scaling or config.data in methods("dataset") or not data.inputs.is_floating_point():
+        return config
+    is_stored = data.scaling.startswith(AS_STORED.name)
+    kind = "normalised" if is_stored else "pixels" if data.inputs.ndim > 2 else None
+    return config.model_copy(update={"inputs_are": kind, "mean": list(data.mean), "std": list(data.std)})
+
+
+def _share_right(predict: Predict, batch: Batch) -> float:
+    try:
+        return float((predict(batch.inputs).argmax(1) == batch.labels).double().mean())
+    except NotFinite:  # a wrong scaling may overflow
+        return 0.0

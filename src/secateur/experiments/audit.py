@@ -15,13 +15,13 @@ from typing import Any
 import torch
 
 from secateur import tree
-from secateur.catalogue import Choice
+from secateur.catalogue import Choice, methods
 from secateur.config import Audit, Prune, dump
 from secateur.data.dataset import Dataset
 from secateur.data.partition import Part, in_out, in_out_pool
 from secateur.evaluation.membership import cache_answers
 from secateur.evaluation.records import ModelRecords, records_csv
-from secateur.evaluation.setup import join_population, prepare
+from secateur.evaluation.setup import choose_scaling, join_population, prepare, with_scaling
 from secateur.evaluation.validity import (
     Accuracy,
     Validity,
@@ -29,7 +29,15 @@ from secateur.evaluation.validity import (
     resemblance,
     validity_rows,
 )
-from secateur.experiments.context import SeedContext, check_audit, check_pruners, population_of, shortage, split_rows
+from secateur.experiments.context import (
+    SeedContext,
+    check_audit,
+    check_pruners,
+    fit_attacks,
+    population_of,
+    shortage,
+    split_rows,
+)
 from secateur.experiments.exposure import RANKING, MembershipExposure, fit_attack, name_attacker
 from secateur.experiments.pipeline import (
     VICTIM,
@@ -42,7 +50,7 @@ from secateur.experiments.pipeline import (
     state_of,
 )
 from secateur.experiments.predictions import describe_plan
-from secateur.experiments.prune import save
+from secateur.experiments.prune import is_pruned_file, save
 from secateur.experiments.threat_models import Compression, Matchup, grid, guess, list_matchups
 from secateur.gpu.determinism import deterministic
 from secateur.inference import bind_state, predict, to_probabilities
@@ -50,7 +58,7 @@ from secateur.interfaces import Batch, BlackBox, Candidates, InOut, MembershipAt
 from secateur.metrics.epsilon import LEVEL
 from secateur.metrics.estimates import paired_drop
 from secateur.metrics.membership import auc_change
-from secateur.models.create import check_untrained
+from secateur.models.create import check_untrained, create, load_weights
 from secateur.runs.artifacts import Result
 from secateur.runs.folder import open_run
 from secateur.runs.rows import Row
@@ -69,12 +77,13 @@ def run_audit(config: Audit, out: Path, export: Path | None = None) -> list[Row]
 
     config = _with_possible_methods(config)
     check_audit(config)
-    data, device = _prepare(config)
+    data, device, scaling = _prepare(config)
+    config = with_scaling(fit_attacks(config, data), data)
     opened = open_run(out, "audit", dump(config), device=str(device), seeds=config.seeds)
     with deterministic(config.deterministic), opened as run:
         contexts = [SeedContext(run, config, data, device, seed) for seed in config.seeds]
         factories = [ModelFactory(context, parts_of(config, data, context.seed)) for context in contexts]
-        evaluations = [AuditEvaluation(config, factory) for factory in factories]
+        evaluations = [AuditEvaluation(config, factory, scaling) for factory in factories]
         for matchups in zip(*(list_matchups(config, seed) for seed in config.seeds), strict=True):
             make_together(evaluations, matchups)
             for evaluation, matchup in zip(evaluations, matchups, strict=True):
@@ -97,9 +106,9 @@ def plan(config: Audit) -> list[str]:
     if config.predictions is not None:
         return describe_plan(config, config.predictions)
     config = _with_possible_methods(config)
-    names = ", ".join(map(str, config.attack))
     check_audit(config)
-    data, _ = _prepare(config)
+    data, _, scaling = _prepare(config)
+    names = ", ".join(map(str, fit_attacks(config, data).attack))
     seed = config.seeds[0]
     parts_of(config, data, seed)
     matchups = list(list_matchups(config, seed))
@@ -111,21 +120,31 @@ def plan(config: Audit) -> list[str]:
     others += f", trained by {config.train.function}" if config.train.function else ""
     lines += [f"  {verb} {victim.title}, with {others}" for victim in victims if victim.pruner is None]
     lines += [f"  prune and fine-tune {victim.title}" for victim in victims if victim.pruner is not None]
+    lines += [f"  {scaling.sentence}"] if scaling is not None else []
     return [*lines, f"  attack in {len(matchups)} match-ups ({config.protocol}), each with {names}"]
 
 
-def _prepare(config: Audit) -> tuple[Dataset, torch.device]:
-    """Return the data and the device; refuse a model that brings trained weights where it would be trained.
+def _prepare(config: Audit) -> tuple[Dataset, torch.device, Validity | None]:
+    """Return the data, the device, and how inputs are scaled; None for our own scaling of a data set of ours.
 
-    A pruner that cannot take the network is refused too.
+    Refuse a model that brings trained weights where it would be trained, and a pruner that cannot take the network.
+    Where weights are given and the user says nothing of the scaling, the members' accuracy decides it.
     """
     data, device = prepare(config)
     check_pruners(config.pruner, config, data)
     if config.trains_shadows:
         check_untrained(config.model, data.input_shape, data.classes)
+    scaling = None
+    if config.weights is not None and not (
+        config.form.says_scaling or data.described or is_pruned_file(config.weights)
+    ):
+        net = load_weights(create(config.model, data.input_shape, data.classes, derive(0, "check")), config.weights)
+        data, scaling = choose_scaling(data, partial(predict, net, tree.state_of(net)))
+    elif config.data not in methods("dataset") or config.form.says_scaling:
+        scaling = Validity("scaling", True, f"the model's inputs are {data.scaling}")
     if config.population is not None:
         data = join_population(config, data, config.population)
-    return data, device
+    return data, device, scaling
 
 
 def _with_possible_methods(config: Audit) -> Audit:
@@ -172,8 +191,9 @@ def make_together(evaluations: Sequence[AuditEvaluation], matchups: Sequence[Mat
 class AuditEvaluation:
     """The victims and attackers of one seed. An attack is fitted once to each attacker's models."""
 
-    def __init__(self, config: Audit, factory: ModelFactory) -> None:
+    def __init__(self, config: Audit, factory: ModelFactory, scaling: Validity | None = None) -> None:
         self.config, self.factory, self.context = config, factory, factory.context
+        self.scaling = scaling  # of the inputs, as a row of each model
         self._fitted, self._selected = cache(self._fit), cache(self._select)
         self._exposure = lru_cache(maxsize=1)(self._expose)  # of the last victim, with its answers
         self._shadows = lru_cache(maxsize=1)(self._build_shadows)  # of the last attacker
@@ -208,6 +228,7 @@ class AuditEvaluation:
         sides = {"train_accuracy": exposure.members, "test_accuracy": exposure.nonmembers}
         context.run.add(model_rows(context, labels, model, sides))
         exposure.check_validity(labels, context.data.classes, context.data.key)
+        context.run.add(validity_rows(labels, [self.scaling] if self.scaling else []))
         if context.data.population:
             context.run.add([Row(**labels, metric="population", value=float(context.data.population))])
         if self.config.weights is not None and victim.pruner is None:

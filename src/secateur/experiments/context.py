@@ -28,6 +28,8 @@ from secateur.seeding import derive
 from secateur.training.recipe import Recipe
 from secateur.training.user_function import UserFunction, source_key
 
+MOVES = ("samia", "label-only")  # attacks that move inputs by a little, which tokens cannot be
+
 
 @dataclass(frozen=True)
 class SeedContext:
@@ -155,6 +157,18 @@ def check_pruners(pruners: Iterable[Choice], config: Common, data: Dataset) -> N
         net = create(config.model, data.input_shape, data.classes, derive(0, "initialise", "structure"))
         for pruner in checking:
             pruner.check(net, data.input_shape)
+
+
+def fit_attacks(config: Audit, data: Dataset) -> Audit:
+    """Return the configuration without attacks that move inputs, if inputs are whole numbers and none was chosen."""
+    moving = [attack.name for attack in config.attack if attack.name in MOVES]
+    if data.inputs.is_floating_point() or not moving:
+        return config
+    if "attack" in config.model_fields_set:
+        problem = f"{moving[0]} moves inputs by a little, which whole numbers such as tokens cannot be"
+        raise WrongInput("attack", f"{problem}; leave it out")
+    kept = [attack for attack in config.attack if attack.name not in MOVES]
+    return config.model_copy(update={"attack": kept})
 
 
 def check_models(attack: Choice, shadows: int, in_out: int = 0, left: str = "") -> None:

@@ -117,6 +117,11 @@ def save(out: Path, net: nn.Module, mask: Mask, config: Prune, data: Dataset) ->
     write(out, encode(tensors, metadata={"secateur": json.dumps(recipe)}))
 
 
+def is_pruned_file(path: Path) -> bool:
+    """Return True for weights that `secateur prune` or an audit wrote: their inputs are scaled as by default."""
+    return path.suffix == ".safetensors" and "secateur" in read_tensors("weights", path)[1]
+
+
 def load_pruned(path: Path | str) -> nn.Module:
     """Load a model written by `secateur prune`, in eval mode; its layers are smaller if channels were removed."""
     tensors, metadata = read_tensors("weights", path)

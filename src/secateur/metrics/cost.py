@@ -16,6 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from secateur.interfaces import Mask, Params
+from secateur.models.create import example_rows
 from secateur.tree import count, mask_tree
 from secateur.wire import encode, encode_mask
 
@@ -66,11 +67,12 @@ def flops(net: nn.Module, input_shape: tuple[int, ...]) -> int:
         total += 2 * fan_in * output.numel()
 
     twin = copy.deepcopy(net).eval()
+    example = _example(twin, input_shape)  # before the hooks: it tries the model
     for module in twin.modules():
         if isinstance(module, (*CONVS, *NORMS, nn.Linear)):
             module.register_forward_hook(count)
     with torch.no_grad():
-        twin(_example(twin, input_shape))
+        twin(example)
     return total
 
 
@@ -177,5 +179,4 @@ def _dense_bits(sent: Params) -> int:
 
 
 def _example(net: nn.Module, input_shape: tuple[int, ...]) -> Tensor:
-    first = next(net.parameters())
-    return torch.zeros(1, *input_shape, dtype=first.dtype, device=first.device)
+    return torch.zeros_like(example_rows(net, input_shape)[:1])

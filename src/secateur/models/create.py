@@ -97,20 +97,43 @@ def check_untrained(name: str, input_shape: tuple[int, ...], classes: int) -> No
 
 def check(net: nn.Module, input_shape: tuple[int, ...], classes: int) -> None:
     """Refuse a model without (2, classes) finite outputs for two random rows; the model stays unchanged."""
-    first = next((value for value in net.parameters() if value.is_floating_point()), torch.empty(0))
-    rows = torch.randn(2, *input_shape, generator=Generator().manual_seed(0)).to(first)
-    modes = [(module, module.training) for module in net.modules()]
-    try:
-        with explain_failure("model", rows), torch.no_grad(), torch.random.fork_rng(devices=[]):
-            output = net.eval()(rows)
-    finally:
-        for module, training in modes:
-            module.training = training
+    rows = example_rows(net, input_shape)
+    with explain_failure("model", rows):
+        output = _try(net, rows)
     got = tuple(output.shape) if isinstance(output, Tensor) else type(output).__name__
     if got != (2, classes):
         raise WrongInput("model", f"it must return (rows, classes) = {(2, classes)} logits, and returned {got}")
     if not bool(torch.isfinite(output).all()):
         raise WrongInput("model", "it must return finite numbers, and returned NaN or infinity")
+
+
+def accepts(net: nn.Module, rows: Tensor) -> bool:
+    """Return True if a model answers these rows; an embedding refuses floats, other layers whole numbers."""
+    try:
+        _try(net, rows)
+    except Exception:  # a user's model may raise anything
+        return False
+    return True
+
+
+def example_rows(net: nn.Module, input_shape: Iterable[int]) -> Tensor:
+    """Return two random rows that the model accepts; zeros of whole numbers for a model that begins with tokens."""
+    first = next((value for value in net.parameters() if value.is_floating_point()), torch.empty(0))
+    rows = torch.randn(2, *input_shape, generator=Generator().manual_seed(0)).to(first)
+    tokens = torch.zeros_like(rows, dtype=torch.int64)
+    return tokens if not accepts(net, rows) and accepts(net, tokens) else rows
+
+
+def _try(net: nn.Module, rows: Tensor) -> Any:
+    """Return a model's answer in eval mode, in the precision of its weights; the model stays unchanged."""
+    first = next((value for value in net.parameters() if value.is_floating_point()), torch.empty(0))
+    modes = [(module, module.training) for module in net.modules()]
+    try:
+        with torch.no_grad(), torch.random.fork_rng(devices=[]):
+            return net.eval()(rows.to(first) if rows.is_floating_point() else rows.to(first.device))
+    finally:
+        for module, training in modes:
+            module.training = training
 
 
 @contextmanager
@@ -133,7 +156,9 @@ def check_labels(field: str, labels: Tensor, classes: int) -> None:
     """Refuse labels that are no class of a model."""
     low, high = int(labels.min()), int(labels.max())
     if low < 0 or high >= classes:
-        raise WrongInput(field, f"labels from {low} to {high}; allowed by the model's outputs: 0 to {classes - 1}")
+        advice = f"; labels must start at 0: use labels - {low}" if low > 0 and high - low < classes else ""
+        allowed = f"allowed by the model's outputs: 0 to {classes - 1}"
+        raise WrongInput(field, f"labels from {low} to {high}; {allowed}{advice}")
 
 
 def load_weights(net: nn.Module, path: str | Path) -> nn.Module:

@@ -19,6 +19,7 @@ from torch import Tensor, fx, nn
 from torch.fx.passes.shape_prop import ShapeProp, TensorMetadata
 
 from secateur.errors import WrongInput
+from secateur.models.create import example_rows
 
 CONVS = (nn.Conv1d, nn.Conv2d, nn.Conv3d)
 NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d)
@@ -118,8 +119,7 @@ def analyse(net: nn.Module, input_shape: tuple[int, ...]) -> Channels:
 
 def trace(net: nn.Module, input_shape: tuple[int, ...]) -> fx.GraphModule:
     """Return the graph of a module's forward with the shape of every value; WrongInput if it cannot be traced."""
-    first = next(net.parameters())
-    rows = torch.zeros(2, *input_shape, dtype=first.dtype, device=first.device)  # two: squeeze() keeps the batch
+    rows = torch.zeros_like(example_rows(net, input_shape))  # two: squeeze() keeps the batch
     try:
         graph = fx.GraphModule(net, Tracer().trace(net))
         with torch.no_grad():

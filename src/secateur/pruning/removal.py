@@ -6,11 +6,12 @@ import copy
 from dataclasses import dataclass
 
 import torch
-from torch import Generator, Tensor, nn
+from torch import Tensor, nn
 
 from secateur.errors import WrongInput
 from secateur.interfaces import Mask
 from secateur.metrics.cost import Cost, cost
+from secateur.models.create import example_rows
 from secateur.pruning.channels import CONVS, Channels, Depthwise, Sum, analyse, is_depthwise
 from secateur.pruning.masks import LAYERS
 from secateur.tree import apply_mask
@@ -137,8 +138,7 @@ def _check_same(masked: nn.Module, small: nn.Module, input_shape: tuple[int, ...
 
     `masked` is put into eval mode.
     """
-    first = next(masked.parameters())
-    rows = torch.randn(2, *input_shape, generator=Generator().manual_seed(0)).to(first)
+    rows = example_rows(masked, input_shape)
     with torch.no_grad():
         wanted = masked.eval()(rows)
         try:

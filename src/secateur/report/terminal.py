@@ -91,6 +91,9 @@ def print_audit(rows: Sequence[Row]) -> None:
     _print_sentences(console, (f"{line.labels['attack']}: {line.cells['auc'].note}" for line in unmeasured))
     console.print(f"{headline.badge.text}. {' '.join(headline.sentences)}")
     _print_sentences(console, (sentence for holds, sentence in headline.checks if not holds))
+    _print_sentences(
+        console, (row.note for row in rows if row.metric == METRIC and row.extra.get("check") == "scaling")
+    )
     for group in group_by_setting(lines):
         for sentence in write_verdict(group):
             console.print(sentence)

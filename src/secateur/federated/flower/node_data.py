@@ -28,7 +28,7 @@ from secateur.federated.federation import Federation
 def describe_data(data: Dataset, clients: int) -> str:
     """Return JSON of the server's data format, for a client with its own data."""
     shape = {"shape": data.input_shape, "classes": data.classes, "clients": clients}
-    return json.dumps(shape | {"mean": data.mean, "std": data.std})
+    return json.dumps(shape | {"mean": data.mean, "std": data.std, "whole": not data.inputs.is_floating_point()})
 
 
 def load_own_data(source: str, folder: Path | str | None) -> Dataset:
@@ -43,7 +43,8 @@ def fit_to_server(data: Dataset, said: Mapping[str, Any]) -> Dataset:
     if list(data.input_shape) != said["shape"]:
         wanted = f"the federation's have {tuple(said['shape'])}"
         raise WrongInput("own-data", f"the examples of {data.name} have the shape {data.input_shape}; {wanted}")
-    inputs, mean, std = data.inputs, tuple(said["mean"]), tuple(said["std"])
+    mean, std = tuple(said["mean"]), tuple(said["std"])
+    inputs = data.inputs if said.get("whole") else data.inputs.float()  # a network of tokens takes whole numbers
     if data.mean and mean:
         old_mean, old_std, new_mean, new_std = (
             torch.tensor(values).view(-1, 1, 1) for values in (data.mean, data.std, mean, std)
