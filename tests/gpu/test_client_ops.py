@@ -93,7 +93,7 @@ def test_a_look():
 
 @needs_triton
 def test_a_look_by_the_kernel(kernels):
-    looks(kernels.looked, DEVICE)
+    looks(kernels.check_finite, DEVICE)
 
 
 @needs_triton
@@ -145,12 +145,12 @@ def test_sums_and_parts(shape, dtype, rng, kernels):
         alike(found, expected)
     parts = [(values, False), (others.expand(shape), True)]
     for one, other in zip(
-        kernels.looked(parts), client_ops.check_finite([(v.cpu(), s) for v, s in parts]), strict=True
+        kernels.check_finite(parts), client_ops.check_finite([(v.cpu(), s) for v, s in parts]), strict=True
     ):
         assert torch.equal(one.cpu(), other)
     either, keep = torch.where(where, values, others), flags(rng, *shape[1:])
-    assert same(kernels.mixed(where, values, others, None), either)
-    assert same(kernels.mixed(where, values, others, keep), torch.where(keep, either, 0))
+    assert same(kernels.mix(where, values, others, None), either)
+    assert same(kernels.mix(where, values, others, keep), torch.where(keep, either, 0))
     for hidden in (where, where[0]):  # of each lane, and of all
         found = values.clone()
         kernels.erase(hidden, found)
@@ -158,7 +158,7 @@ def test_sums_and_parts(shape, dtype, rng, kernels):
     row = flags(rng, shape[0], 2, *shape[1:])
     for hidden in (where, row[:, 1]):  # of which the second is not end to end
         for both in (True, False):
-            inside, outside = kernels.parted(hidden, values, both)
+            inside, outside = kernels.split_where(hidden, values, both)
             alike(outside, torch.where(hidden, 0, values))
             alike(inside, torch.where(hidden, values, 0) if both else outside)
 

@@ -49,12 +49,12 @@ class Net(nn.Module):
 
     def __init__(self):
         super().__init__()
-        self.plain, self.split_trials = nn.Conv2d(2, 4, 3, padding=1), nn.Conv2d(4, 4, 3, groups=2)
+        self.plain, self.apart = nn.Conv2d(2, 4, 3, padding=1), nn.Conv2d(4, 4, 3, groups=2)
         self.far, self.same = nn.Conv2d(4, 4, 2, dilation=2), nn.Conv2d(4, 2, 3, padding="same")
         self.ends = nn.Linear(2, 3)
 
     def forward(self, inputs):
-        found = self.same(self.far(self.split_trials(self.to_plain(inputs).relu()))).relu()
+        found = self.same(self.far(self.apart(self.plain(inputs).relu()))).relu()
         found = F.conv2d(found, self.ends.weight[:2, :, None, None], stride=1)
         return F.linear(found.mean((2, 3)), weight=self.ends.weight) + self.ends(found[:, :, 0, 0])
 
