@@ -12,12 +12,11 @@ from secateur.errors import WrongInput
 from secateur.experiments.invert import ClientExposure
 from secateur.runs.folder import load_figures, load_rows
 from secateur.runs.rows import Row, select_comparable
-from secateur.studies.dgp import cost, extensions, merge_steps, select_steps, tables, theory
+from secateur.studies.dgp import PARTS, cost, extensions, merge_steps, select_attackers, tables, theory
 from secateur.studies.dgp.extensions import broadcast_claims, broadcast_lines, guess_label
 from secateur.studies.dgp.results import AttackKey, DgpResults
-from secateur.studies.dgp.scale import SCALES
-from secateur.studies.dgp.steps import attack_texts
-from secateur.studies.study import scale_of
+from secateur.studies.dgp.steps import SCALES, attack_texts
+from secateur.studies.study import scale_of, select_steps
 from secateur.studies.table import printed
 
 NARROW = 0.001
@@ -351,20 +350,23 @@ def test_a_study_without_pictures_and_one_of_two_models_with_all_of_them(tmp_pat
 
 def test_a_part_of_a_study_is_for_a_machine_of_its_own():
     steps = catalogue.find("study", "dgp-table1").make().steps
-    left, others = select_steps(steps, ["steps=ig,training", "defenses=none,dgp+error-feedback", "epochs=3"])
+    left, others = select_steps(steps, ["steps=ig,training", "defenses=none,dgp+error-feedback", "epochs=3"], PARTS)
     assert [type(step).__name__ for step in left] == ["AttackStep", "AttackStep", "TrainingStep"] and others == [
         "epochs=3"
     ]
     assert left[0].defenses == ("none",) and left[2].defenses == ("none", "dgp+error-feedback")
-    assert select_steps(steps, []) == (steps, [])
-    plain, _ = select_steps(steps, ["adaptive=none"])
-    few, _ = select_steps(steps, ["adaptive=mask,support", "steps=ig"])
+    assert select_attackers(*select_steps(steps, [], PARTS)) == (list(steps), [])
+    plain, _ = select_attackers(steps, ["adaptive=none"])
+    few, _ = select_attackers(*select_steps(steps, ["adaptive=mask,support", "steps=ig"], PARTS))
     assert {step.adaptive for step in plain[:5]} == {()} and few[0].adaptive == ("support", "mask")
     assert list(attack_texts("ig", "dgp", SCALES["tiny"], few[0].adaptive))[1:] == ["ig:iterations=12:adaptive=support"]
     with pytest.raises(WrongInput, match="adaptive"):
-        select_steps(steps, ["adaptive=nobody"])
-    with pytest.raises(WrongInput, match=r"r-gap.*training.*soteria"):
-        select_steps(steps, ["steps=deep-leakage"])
+        select_attackers(steps, ["adaptive=nobody"])
+    for nothing in ("steps=deep-leakage", "defenses"):
+        with pytest.raises(WrongInput, match=r"r-gap.*training.*soteria"):
+            select_steps(steps, [nothing], PARTS)
+    ratios, _ = select_steps(catalogue.find("study", "dgp-table2").make().steps, ["defenses=dgp"], PARTS)
+    assert all("dgp:k1=" in defense for step in ratios for defense in step.defenses)  # a name stands for its settings
 
 
 def test_steps_that_a_given_network_makes_the_same_are_one():

@@ -17,10 +17,17 @@ from secateur.federated.augment import crop_and_flip
 from secateur.federated.submodels.federation import SubmodelFederation
 from secateur.runs.folder import load_figures, load_rows, open_run
 from secateur.runs.rows import Row, select_comparable
-from secateur.studies.mapp import RIVALS, _large, runner, tables
-from secateur.studies.mapp.results import YEOM, MappFederation, MappResults, Query
-from secateur.studies.mapp.runner import MappRunner
-from secateur.studies.mapp.scale import SCALES, Case, load_data, shares_of, terms_of, with_augmentation
+from secateur.studies.mapp import RIVALS, _large, federations, tables
+from secateur.studies.mapp.federations import (
+    SCALES,
+    Case,
+    MappRunner,
+    load_data,
+    shares_of,
+    terms_of,
+    with_augmentation,
+)
+from secateur.studies.mapp.results import ACCURACY, YEOM, MappFederation, MappResults, Metric, Query
 from secateur.studies.study import Request, scale_of
 from secateur.studies.table import printed
 
@@ -190,11 +197,11 @@ def test_less_data_means_more_exposure_over_the_clients_of_all_draws():
 def test_accuracies_by_the_same_examples_are_no_more_certain_for_being_many():
     alike = [(0.7, 0.04)] * 4
     found = MappResults(federation("none", (0.7, 0.02), alike) + federation("mapp-fl", (0.7, 0.02), alike))
-    (fedavg, _), (execution, *_) = found.federations, found.queries
-    accuracy, advantage = (found.average(fedavg, *asked)[0] for asked in (("test_accuracy",), ("advantage", execution)))
+    (fedavg, _), (way, *_) = found.keys, found.attacks
+    accuracy, advantage = (found.value(fedavg, metric)[0] for metric in (ACCURACY, Metric("advantage", way)))
     assert accuracy.high - accuracy.value == pytest.approx(NARROW)  # of one model on one test part
     assert advantage.high - advantage.value == pytest.approx(NARROW / 2)  # of each client's own members
-    overall = tables.overall([found.average(each, "advantage", execution) for each in found.federations])
+    overall = tables.overall([found.value(each, Metric("advantage", way)) for each in found.keys])
     assert overall.high - overall.value == pytest.approx(NARROW / 2)  # every federation has these members
 
 
@@ -204,7 +211,7 @@ def test_the_ranking_under_another_attacker():
         rows += federation("heterofl", (0.7, 0.01), [(0.7, hetero)], attack=attack)
         rows += federation("mapp-fl", (0.7, 0.01), [(0.7, 0.03)], attack=attack)
     found = MappResults(rows)
-    assert found.queries == [YEOM, Query("lira")]
+    assert found.attacks == [YEOM, Query("lira")]
     lines, findings = tables.attackers(found)
     assert len(lines) == 4 and said(findings, "whoever attacks") == "not supported"
 
@@ -244,7 +251,7 @@ def test_what_a_defense_adds():
     rows = federation("mapp-fl", (0.77, 0.02), [(0.7, 0.04)])
     rows += federation("mapp-fl", (0.70, 0.02), [(0.6, 0.01)], defense="dgp")
     found = MappResults(rows)
-    assert found.federations[1] == MappFederation("mapp-fl", "mapp-cnn-16", 2, "dgp")
+    assert found.keys[1] == MappFederation("mapp-fl", "mapp-cnn-16", 2, "dgp")
     _, findings = tables.joined(found)
     assert said(findings, "exposes sub-model clients less") == said(findings, "costs the server") == "supported"
 
@@ -354,7 +361,7 @@ def test_stacked_clients_come_to_nearly_the_same_rows(tmp_path, monkeypatch):
     cases = [Case("none", 8), Case("mapp-fl")]
     alone = held(tmp_path / "alone", cases)
     monkeypatch.setattr(MappRunner, "at_once", 2)
-    monkeypatch.setattr(runner, "SubmodelFederation", partial(SubmodelFederation, execution="stacked"))
+    monkeypatch.setattr(federations, "SubmodelFederation", partial(SubmodelFederation, execution="stacked"))
     stacked = held(tmp_path / "stacked", cases)
     assert [row | {"value": 0, "low": 0, "high": 0} for row in stacked] == [
         row | {"value": 0, "low": 0, "high": 0} for row in alone

@@ -11,9 +11,10 @@ from secateur.cli import main
 from secateur.data.dataset import Dataset
 from secateur.errors import WrongInput
 from secateur.runs.rows import Row
-from secateur.studies.priprune import attack_tables, defense_tables, select_steps
+from secateur.studies.priprune import PARTS, attack_tables, defense_tables
 from secateur.studies.priprune.results import PripruneResults, short_attack
 from secateur.studies.priprune.scale import SCALES, Federations, PripruneSetting, of_first_writers, scale_of
+from secateur.studies.study import select_steps
 from secateur.studies.table import printed
 
 OWN = ["fig3", "fig6", "fig8", "table2", "fig9", "tablea1", "figa1", "figa2", "figa3", "figa4", "figa5"]
@@ -142,15 +143,17 @@ def test_what_cannot_be_set(wrong):
 
 def test_a_part_of_a_study_for_a_machine_of_its_own():
     all_of_it = catalogue.find("study", "priprune-fig8").make().steps(SCALES["full"])
-    (left,) = select_steps(all_of_it, {"bases": "prunefl", "defenses": "none, pseudo-largest:rate=0.3"})
+    chosen = ["bases=prunefl", "defenses=none, pseudo-largest:rate=0.3", "rounds=3"]
+    (left,), others = select_steps(all_of_it, chosen, PARTS)
     assert left.bases == ("prunefl",) and left.defenses == ("none", "pseudo-largest:rate=0.3")
-    (left,) = select_steps(all_of_it, {"defenses": "pseudo-largest"})
+    assert others == ["rounds=3"]
+    (left,), _ = select_steps(all_of_it, ["defenses=pseudo-largest"], PARTS)
     assert len(left.defenses) == len(SCALES["full"].defense_rates)
-    assert select_steps(all_of_it, {}) == list(all_of_it)
+    assert select_steps(all_of_it, [], PARTS) == (list(all_of_it), [])
     with pytest.raises(WrongInput, match="its bases are prunefl, its defenses are none, priprune, pseudo-largest"):
-        select_steps(all_of_it, {"bases": "snip"})
+        select_steps(all_of_it, ["bases=snip"], PARTS)
     both = catalogue.find("study", "priprune-fig3").make().steps(SCALES["full"])
-    (left,) = select_steps(both, {"broadcast": "dense", "bases": "snip"})
+    (left,), _ = select_steps(both, ["broadcast=dense", "bases=snip"], PARTS)
     assert left.broadcast == "dense" and len(left.bases) == len(SCALES["full"].rates)
 
 

@@ -7,18 +7,10 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from dgp_theorems import cosine_on_support, gamma_1, theorem_1_euclidean
 from secateur.defenses.dgp import DualGradientPruning
 from secateur.errors import WrongInput
-from secateur.theory.gradient_distance import (
-    cosine_distance,
-    cosine_on_support,
-    distance,
-    epsilon,
-    gamma_1,
-    norm,
-    theorem_1_cosine,
-    theorem_1_euclidean,
-)
+from secateur.theory.gradient_distance import cosine_distance, distance, epsilon, norm, theorem_1_cosine
 
 SHARES = st.floats(0, 1)
 

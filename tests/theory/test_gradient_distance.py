@@ -7,21 +7,12 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from dgp_theorems import gamma_1, lower_bound, printed_lower_bound, share_of_top_sent, top_bounds
 from secateur.defenses.dgp import DualGradientPruning
 from secateur.defenses.error_feedback import ErrorFeedback
 from secateur.defenses.selection import mask_between
 from secateur.defenses.top_k import TopK
-from secateur.theory.gradient_distance import (
-    cosine_distance,
-    distance,
-    gamma_1,
-    lower_bound,
-    norm,
-    printed_lower_bound,
-    relative_distance,
-    share_of_top_sent,
-    top_bounds,
-)
+from secateur.theory.gradient_distance import cosine_distance, distance, norm, relative_distance
 
 HEAVY = st.floats(0, 6)  # the power that entries are raised to: from even to a few that hold everything
 

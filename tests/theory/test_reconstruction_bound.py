@@ -4,6 +4,7 @@ import pytest
 import torch
 from torch import nn
 
+from dgp_theorems import cosine_on_support, gamma_1
 from secateur.attacks.inversion.ig import IG
 from secateur.attacks.inversion.updates import gradient_update
 from secateur.data.embedded import digits
@@ -12,7 +13,7 @@ from secateur.defenses.top_k import TopK
 from secateur.errors import WrongInput
 from secateur.interfaces import Batch, Gradient, Knowledge, ServerView
 from secateur.models.create import create
-from secateur.theory.gradient_distance import cosine_distance, cosine_on_support, distance, gamma_1
+from secateur.theory.gradient_distance import cosine_distance, distance
 from secateur.theory.reconstruction_bound import gradient_map, reconstruction_bound
 from secateur.tree import state_of
 

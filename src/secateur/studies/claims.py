@@ -51,6 +51,11 @@ def verdict(above: int, against: int, cases: int, need: Need = "most") -> str:
     return SUPPORTED if enough[need] else NOT_SUPPORTED if refuted[need] else UNDECIDED
 
 
+def negate(estimate: Estimate) -> Estimate:
+    """Return an estimate with the other sign, for a claim that a measure is low."""
+    return Estimate(-estimate.value, -estimate.high, -estimate.low, estimate.note)
+
+
 def equals(claim: str, measured: Estimate, paper: float) -> Finding:
     """Test whether our interval contains the paper's number."""
     text = f"{written(measured)} against the paper's {100 * paper:.2f}%"

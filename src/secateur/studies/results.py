@@ -66,9 +66,19 @@ class Results(ABC, Generic[K]):
         """Return the measure of one key minus that of another; None if one was not measured."""
         return combine(sub, self.of(one, metric, attack), self.of(other, metric, attack))
 
+    @cached_property
+    def keys(self) -> list[K]:
+        """All keys, in the order of measurement."""
+        return list(self.cells)
+
+    @cached_property
+    def attacks(self) -> list[Any]:
+        """All attacks, by the names that tables have for them."""
+        return self.attacks_on(*self.cells)
+
     def attacks_on(self, *keys: K) -> list[Any]:
-        """Return the attacks on these keys, or on all."""
-        cells = [self.cells[key] for key in keys or self.cells]
+        """Return the attacks on these keys."""
+        cells = [self.cells[key] for key in keys]
         return list(dict.fromkeys(attack for cell in cells for _, attack in cell if attack is not None))
 
     def select(self, **labels: Any) -> Iterator[K]:
@@ -85,6 +95,11 @@ class Results(ABC, Generic[K]):
     def one(self, **labels: Any) -> K | None:
         """Return the first key with these labels; None if there is none."""
         return next(self.select(**labels), None)
+
+    def other(self, key: K, **changes: Any) -> K | None:
+        """Return the key that differs from another by these labels alone; None if there is none."""
+        labels: Any = key
+        return self.one(**(labels._asdict() | changes))
 
 
 def names_of(defense: str) -> str:
@@ -128,20 +143,10 @@ class AuditResults(Results[VictimKey]):
         """Return the victim of a row."""
         return VictimKey(row.pruner or "none", row.sparsity or 0.0, row.defense or "basic", row.extra.get("original"))
 
-    @property
-    def models(self) -> list[VictimKey]:
-        """All victims, originals included."""
-        return list(self.cells)
-
     @cached_property
     def pruned(self) -> list[VictimKey]:
         """The pruned victims."""
         return [model for model in self.cells if model.pruner != "none"]
-
-    @cached_property
-    def attacks(self) -> list[str]:
-        """Names of the attacks, without settings."""
-        return self.attacks_on()
 
     def drawn(self, model: VictimKey, kind: str, quantity: str) -> dict[int, Mapping[str, Any]]:
         """Return one figure of a model, by seed."""

@@ -18,12 +18,16 @@ from typing import TYPE_CHECKING, Any, Protocol, TypeVar, get_args, get_type_hin
 
 import torch
 
-from secateur.catalogue import find, method
+from secateur.catalogue import find, method, name_of
 from secateur.config.messages import yaml_value
+from secateur.data.dataset import Dataset
+from secateur.data.load import load
 from secateur.errors import WrongInput, check_number, check_whole, unknown
+from secateur.evaluation.client import check_pictures
 from secateur.runs.artifacts import write
 from secateur.runs.folder import Run, open_run
 from secateur.runs.rows import Row
+from secateur.seeding import derive
 from secateur.studies.table import StudyTable, Tabulated
 
 if TYPE_CHECKING:
@@ -127,6 +131,48 @@ def run_steps(
                 write_page([request.out])
     shutil.rmtree(request.out / "unfinished", ignore_errors=True)
     return run.rows
+
+
+def select_steps(steps: Sequence[S], overrides: Sequence[str], parts: Mapping[str, str]) -> tuple[list[S], list[str]]:
+    """Select a part of a study, to run on a separate machine; return its steps and the remaining overrides.
+
+    `defenses=none,dgp` selects among the defenses of every step. A name selects all its settings; a full text
+    (pseudo-largest:rate=0.3) selects one. A step of which nothing is selected is left out.
+
+    Args:
+        steps: All steps of the study.
+        overrides: The user's `field=value` texts.
+        parts: The fields of a step to select from, by the names that a user has for them.
+    """
+    others = [text for text in overrides if text.partition("=")[0] not in parts]
+    chosen = {part: names for part, _, names in (text.partition("=") for text in overrides if text not in others)}
+    left = []
+    for step in steps:
+        fields: dict[str, Any] = {}
+        for part, names in chosen.items():
+            wanted = {name.strip() for name in names.split(",")}
+            fields[parts[part]] = tuple(x for x in _texts(step, parts[part]) if x in wanted or name_of(x) in wanted)
+        if all(fields.values()):
+            several = {name: values for name, values in fields.items() if not isinstance(getattr(step, name), str)}
+            left.append(replace(step, **several))
+    if not left:
+        known = {part: dict.fromkeys(x for step in steps for x in _texts(step, parts[part])) for part in parts}
+        choices = ", its ".join(f"{part} are {', '.join(texts)}" for part, texts in known.items())
+        raise WrongInput("set", f"leaves nothing of this study; its {choices}")
+    return left, others
+
+
+def _texts(step: DataclassInstance, field: str) -> tuple[str, ...]:
+    """Return all values of a field of a step."""
+    values: str | tuple[str, ...] = getattr(step, field)
+    return (values,) if isinstance(values, str) else values
+
+
+def load_pictures(name: str, options: Mapping[str, Any], examples: int | None) -> Dataset:
+    """Load a data set of pictures from the user's data folder, with at most so many rows."""
+    data = load(name, options.get("data_folder"), True)
+    check_pictures(data)
+    return data if examples is None else data.limit_rows(examples, derive(0, "examples"))
 
 
 def read_scales(kind: type[S], paper: str) -> dict[str, S]:

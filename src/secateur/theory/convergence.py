@@ -1,8 +1,8 @@
-"""Convergence bounds of dgp (Lemma 1, Theorem 2, Corollary 1) compared with the measurements of a run.
+"""Convergence bounds of dgp (Lemma 1, Theorem 2) compared with the measurements of a run.
 
-The bounds are for plain SGD with one learning rate (`explain_inapplicable`). gamma_1, G^2 and sigma^2 are the largest
-values in the rows of a collaborative training. K is a lower bound of the true constant, which makes the bounds too
-small. It is that of `hessian_norm` at single points or `estimate_smoothness` along the training.
+The bounds are for plain SGD with one learning rate, and uploads with error feedback. gamma_1, G^2 and sigma^2 are the
+largest values in the rows of a collaborative training. K is a lower bound of the true constant, which makes the bounds
+too small: the one that `estimate_smoothness` finds along the training.
 
 A bound is vacuous if it is no better than the trivial bound of Assumption 3. That is G^2 for the gradient. For the
 residual after t rounds it is (t G)^2, since the residual is at most the sum of all gradients. Both bounds are vacuous
@@ -14,14 +14,12 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch import nn
 
 from secateur.attacks.inversion.updates import gradient_update
-from secateur.defenses.error_feedback import ErrorFeedback
-from secateur.defenses.uploads import SendAll
 from secateur.errors import WrongInput
 from secateur.interfaces import Batch, Params
 from secateur.theory.gradient_distance import distance
@@ -118,34 +116,6 @@ def theorem_2_tight(problem: Constants, rate: float, rounds: int) -> float:
     return start + noise + (rate * problem.smoothness) ** 2 * lemma_1_tight(problem.gamma, problem.gradient_square)
 
 
-def corollary_1_rate(problem: Constants, rounds: int) -> float:
-    """Return the learning rate sqrt((l0 - l*) / (K T (G^2 + sigma^2))) of the proof of dgp Corollary 1.
-
-    The corollary is printed without the root. Then the first term of Theorem 2 is 4 K (G^2 + sigma^2) at every T, and
-    nothing converges.
-    """
-    return math.sqrt(problem.gap / (problem.smoothness * rounds * (problem.gradient_square + problem.variance)))
-
-
-def corollary_1(problem: Constants, rounds: int) -> tuple[float, float]:
-    """Return the two terms of dgp Corollary 1: the leading one, and the one that is printed as O(1/T).
-
-    They are 6 sqrt(K (l0 - l*) (sigma^2 + G^2) / T) and 4 K (l0 - l*) Lemma 1 / (T (G^2 + sigma^2)).
-    """
-    noise = problem.gradient_square + problem.variance
-    hidden = 4 * problem.smoothness * problem.gap * lemma_1(problem.gamma, problem.gradient_square) / (rounds * noise)
-    return 6 * math.sqrt(problem.smoothness * problem.gap * noise / rounds), hidden
-
-
-def count_rounds(problem: Constants) -> float:
-    """Return the number of rounds T from which Corollary 1 is below the trivial G^2; infinite at gamma_1 = 1."""
-    leading, hidden = corollary_1(problem, 1)
-    if math.isinf(hidden):
-        return math.inf
-    root = (leading + math.sqrt(leading**2 + 4 * hidden * problem.gradient_square)) / (2 * problem.gradient_square)
-    return root**2
-
-
 class Checked(NamedTuple):
     """Bound next to the measured value."""
 
@@ -184,14 +154,3 @@ def check_theorem_2(squares: Sequence[float], problem: Constants, rate: float, r
     rounds = len(squares) if rounds is None else rounds
     printed, tight = (bound(problem, rate, rounds) for bound in (theorem_2, theorem_2_tight))
     return Checked(sum(squares) / len(squares), printed, tight, problem.gradient_square)
-
-
-def explain_inapplicable(stated: Mapping[str, Any]) -> str | None:
-    """Return the reason why Theorem 2 does not apply to a training with the stated plan; None if it applies."""
-    if stated["momentum"] or stated["weight_decay"]:
-        return "Theorem 2 is for plain SGD, and this is momentum or weight decay"
-    if len(stated["learning_rates"]) > 1:
-        return "Theorem 2 is for one learning rate, and here it changes"
-    if not stated["upload"].startswith((ErrorFeedback.__name__, SendAll.__name__)):
-        return "Theorem 2 is for error feedback, and here what is not sent is lost"
-    return None

@@ -1,7 +1,7 @@
-"""Distances of a sent update from its gradient, gamma_1, and the bounds that dgp derives from them.
+"""Distances of a sent update from its gradient, and the bound that dgp derives from them.
 
-The distance misleads a plain attacker who matches the sent update. It bounds no attacker who does otherwise
-(`cosine_on_support`). Passive attackers are those of dgp's Definition 1; Theorem 1 is given as printed and as it is.
+The distance misleads a plain attacker who matches the sent update. It bounds no attacker who does otherwise. Passive
+attackers are those of dgp's Definition 1; Theorem 1 is given as printed and as it is.
 """
 
 from __future__ import annotations
@@ -12,26 +12,9 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from secateur.defenses.selection import counts, mask_largest
 from secateur.errors import WrongInput, check_number
 from secateur.interfaces import Params
 from secateur.metrics.membership import Estimate
-
-
-class Gamma(NamedTuple):
-    """The least gamma_1 for which Assumption 1 holds at one update."""
-
-    whole: float  # of all tensors together, as Lemma 1 and Theorem 1 need it
-    largest: float  # over the tensors: DGP prunes each by itself
-    tensors: dict[str, float]
-
-
-class TopBounds(NamedTuple):
-    """Bounds on the norm of the largest `share` of a tensor's entries, by number, as parts of ||X||_2."""
-
-    lost_at_most: float  # Eq. 21: ||X - top(X)|| <= sqrt(1 - l) ||X||
-    kept_at_least: float  # Eq. 22 as printed: ||top(X)|| >= (1 - sqrt(1 - l)) ||X||
-    kept_tight: float  # sqrt(l), by Pythagoras: Eq. 22 loses it by the triangle inequality
 
 
 class Degraded(NamedTuple):
@@ -76,75 +59,6 @@ def norm(tree: Params) -> float:
     return float(_norms(list(tree.values())).norm())
 
 
-def gamma_1(accumulated: Params, sent: Params) -> Gamma:
-    """Return ||X - C(X)||^2 / ||X||^2 of X = gradient + residual (dgp Assumption 1).
-
-    X includes the residual because Eq. 9 is applied to it. Without error feedback X is the gradient, and `whole` is the
-    relative distance squared. A tensor of zeros lost nothing and counts as 0.
-    """
-    before = _norms(list(accumulated.values())).square()
-    lost = _norms(list(_difference(accumulated, sent).values())).square()
-    shares = dict(zip(accumulated, map(_ratio, lost.tolist(), before.tolist()), strict=True))
-    return Gamma(_ratio(float(lost.sum()), float(before.sum())), max(shares.values(), default=0.0), shares)
-
-
-def share_of_top_sent(gradient: Params, sent: Params, k1: float) -> float:
-    """Return the share of a gradient's own largest k1 entries, tensor by tensor, that are sent nonetheless.
-
-    DGP promises 0. With error feedback it ranks gradient + residual. Where starved entries fill the top for good, this
-    round's largest ones are below them and are sent.
-
-    Example:
-        >>> share_of_top_sent({"w": torch.tensor([5.0, 9.0, 1.0, 2.0])}, {"w": torch.tensor([5.0, 0.0, 0.0, 0.0])}, 0.5)
-        0.5
-    """
-    top_and_sent = total = 0
-    for name, value in gradient.items():
-        first, _ = counts(value.numel(), k1, 0)
-        top = mask_largest(value.abs().flatten(), first)
-        top_and_sent += int((top & (sent[name].flatten() != 0)).sum())
-        total += first
-    return top_and_sent / total if total else 0.0
-
-
-def lower_bound(size: int, k1: float, k2: float) -> float:
-    """Return the least gamma_1 of DGP on a tensor of `size` entries: dropped from the top / (those + the kept).
-
-    Every entry dropped from the top is at least as large as every kept one. Equality holds where all of these are equal
-    and the smallest k2 are zeros. There is no such upper bound below 1: a tensor with no more than ceil(k1 n) entries
-    other than zero is lost whole. So Assumption 1 is a fact about gradients, never about DGP.
-
-    Example:
-        >>> lower_bound(1000, 0.05, 0.75)
-        0.2
-    """
-    top, kept = counts(size, k1, k2)
-    return top / (top + kept) if top else 0.0
-
-
-def printed_lower_bound(k1: float, k2: float) -> float:
-    """Return (1 - sqrt(1 - k1 k2))^2 < gamma_1 (dgp Assumption 1 and Appendix B, with the product of k1 and k2).
-
-    The bound is true and useless: at k1 = .05, k2 = .75 it is 0.0004, where `lower_bound` is .2.
-
-    Example:
-        >>> f"{printed_lower_bound(0.05, 0.75):.2g}"
-        '0.00036'
-    """
-    return (1 - math.sqrt(1 - k1 * k2)) ** 2
-
-
-def top_bounds(share: float) -> TopBounds:
-    """Return Eqs. 21 and 22 of dgp for the largest `share` of the entries, and the tight form of Eq. 22.
-
-    Example:
-        >>> top_bounds(0.64)
-        TopBounds(lost_at_most=0.6, kept_at_least=0.4, kept_tight=0.8)
-    """
-    lost = math.sqrt(1 - share)
-    return TopBounds(lost, 1 - lost, math.sqrt(share))
-
-
 def epsilon(distances: Tensor, delta: float, level: float = 0.95) -> Estimate:
     """Return the least eps for which an attack is (eps, delta)-passive: P(D(grad W, g*) <= eps) >= 1 - delta.
 
@@ -175,23 +89,6 @@ def epsilon(distances: Tensor, delta: float, level: float = 0.95) -> Estimate:
     return Estimate(value, ordered[low - 1] if low else 0.0, ordered[high - 1] if high else math.inf, note)
 
 
-def theorem_1_euclidean(epsilon: float, gamma: float, gradient_norm: float) -> Degraded:
-    """Bound ||g* - grad W|| by eps + sqrt(gamma_1) ||grad W|| (dgp Theorem 1, Eq. 6).
-
-    The premise is ||g* - DGP(grad W)|| <= eps.
-
-    The triangle inequality gives an upper bound of the attacker's error. The paper reads it as a protection, but it is
-    none: with g* = grad W the error is 0. The other side of the triangle, sqrt(gamma_1) ||grad W|| - eps, is a lower
-    bound. It binds attackers who fit the sent update closely. Those who know of the pruning (support, reapply) do not.
-
-    Example:
-        >>> theorem_1_euclidean(1.0, 0.25, 10.0)
-        Degraded(printed=6.0, low=4.0, high=6.0)
-    """
-    missing = math.sqrt(gamma) * gradient_norm
-    return Degraded(epsilon + missing, max(0.0, missing - epsilon), epsilon + missing)
-
-
 def theorem_1_cosine(epsilon: float, gamma: float) -> Degraded:
     """Bound 1 - cos(g*, grad W) by eps + (1 - eps) sqrt(gamma_1) (dgp Theorem 1).
 
@@ -205,19 +102,6 @@ def theorem_1_cosine(epsilon: float, gamma: float) -> Degraded:
     pruned, fitted = math.acos(math.sqrt(1 - gamma)), math.acos(max(-1.0, 1 - epsilon))
     low, high = max(0.0, pruned - fitted), min(math.pi, pruned + fitted)
     return Degraded(epsilon + (1 - epsilon) * math.sqrt(gamma), 1 - math.cos(low), 1 - math.cos(high))
-
-
-def cosine_on_support(epsilon: float, gamma: float) -> float:
-    """Return 1 - (1 - eps) sqrt(1 - gamma_1), the exact cosine distance to grad W of a g* that is 0 where DGP pruned.
-
-    Step (d) of Theorem 1's proof loses this: ||DGP(grad W)|| / ||grad W|| is sqrt(1 - gamma_1), which is more than
-    1 - sqrt(gamma_1).
-
-    Example:
-        >>> round(cosine_on_support(0.0, 0.36), 12), theorem_1_cosine(0.0, 0.36).printed
-        (0.2, 0.6)
-    """
-    return 1 - (1 - epsilon) * math.sqrt(1 - gamma)
 
 
 def _difference(first: Params, second: Params) -> Params:

@@ -134,28 +134,6 @@ def jacobian_norm(
     return _iterate(step, at, rng, iterations, tolerance)
 
 
-def hessian_norm(
-    loss: Callable[[Params], Tensor], at: Params, rng: Generator, iterations: int = 200, tolerance: float = 1e-4
-) -> Spectral:
-    """Return the largest |eigenvalue| of the Hessian of `loss` at a point, by power iteration.
-
-    Hessian-vector products are a jvp of the gradient.
-    The smoothness K of Assumption 2 is the largest over all points, so this value is a lower bound of K.
-    """
-    sizes = [value.numel() for value in at.values()]
-    flat = torch.cat([value.detach().flatten() for value in at.values()])
-
-    def of(vector: Tensor) -> Tensor:
-        parts = torch.split(vector, sizes)
-        return loss({name: part.view_as(at[name]) for name, part in zip(at, parts, strict=True)})
-
-    def step(direction: Tensor) -> tuple[Tensor, Tensor]:
-        image = jvp(grad(of), (flat,), (direction,))[1]
-        return torch.linalg.vector_norm(image), image.detach()
-
-    return _iterate(step, flat, rng, iterations, tolerance)
-
-
 def _iterate(step: Step, like: Tensor, rng: Generator, iterations: int, tolerance: float) -> Spectral:
     """Return the largest singular value by power iteration from a Gaussian start."""
     direction = torch.randn(like.shape, generator=rng, dtype=torch.float64).to(like)

@@ -6,13 +6,14 @@ import pytest
 import torch
 from torch import Generator
 
+from dgp_theorems import share_of_top_sent
 from secateur.data.load import load
 from secateur.defenses.dgp import DualGradientPruning
 from secateur.defenses.error_feedback import ErrorFeedback
 from secateur.defenses.top_k import TopK
 from secateur.federated.collaborative.training import train_collaboratively
 from secateur.models.create import create
-from secateur.theory.gradient_distance import cosine_distance, share_of_top_sent
+from secateur.theory.gradient_distance import cosine_distance
 
 INNER = {"top-k": TopK(), "dgp": DualGradientPruning(), "release": DualGradientPruning(release=5)}
 

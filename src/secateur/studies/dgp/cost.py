@@ -25,14 +25,13 @@ from secateur.evaluation.client import transform_of
 from secateur.functional import noise_of
 from secateur.interfaces import Batch, Params, Transform, UploadContext
 from secateur.metrics.cost import communication, count_as_paper
-from secateur.metrics.estimates import combine, mean
+from secateur.metrics.estimates import combine
 from secateur.runs.artifacts import Result
 from secateur.runs.rows import Row
 from secateur.seeding import derive
 from secateur.studies.claims import judge
 from secateur.studies.dgp.results import DgpResults, TrainingKey, base
-from secateur.studies.dgp.scale import CIFAR10, DgpSetting
-from secateur.studies.dgp.steps import build_structure
+from secateur.studies.dgp.steps import DgpSetting, Step, build_structure
 from secateur.studies.table import Cells, TableLine, Tabulated, printed
 
 BATCH = 32
@@ -43,34 +42,33 @@ TIMES = {"defense_seconds": "seconds an epoch", "user_seconds": "with the gradie
 
 
 @dataclass(frozen=True)
-class CostStep:
-    """A step that measures bytes and seconds of one network's update under every defense."""
+class CostStep(Step):
+    """A step that measures bytes and seconds of one network's update under every defense; times are this machine's."""
 
-    defenses: tuple[str, ...]
-    model: str = "resnet18"
-    data: str = CIFAR10
     name: ClassVar[str] = "costed"
     exact: bool = False  # measure the paper's network in addition to its stand-in, if the images are 3x32x32
 
-    def __call__(self, setting: DgpSetting) -> None:
-        """Measure sizes and times; the times hold for this machine."""
-        data, model = setting.data(self), setting.model(self)
-        if self.exact:
-            model = self.model if model != self.model and data.input_shape == (3, 32, 32) else None
-        if model is None:
-            return
+    def network(self, setting: DgpSetting) -> str | None:
+        """Return the stand-in, or if `exact` the paper's network where another one stands in for it."""
+        model = super().network(setting)
+        if not self.exact:
+            return model
+        return self.model if model != self.model and setting.data(self).input_shape == (3, 32, 32) else None
+
+    def measure(self, setting: DgpSetting, model: str, defense: str) -> None:
+        """Measure the size and the times of an update."""
+        data = setting.data(self)
         steps = math.ceil(data.train_size / (setting.scale.users * BATCH))
-        for defense in self.defenses:
-            depends = {"model": model, "data": data.key, "defense": defense, "seed": setting.seed}
-            depends |= {"repeats": setting.scale.repeats, "device": setting.device.type, "times": [*TIMES]}
-            cost = setting.run.stage("cost", depends, partial(_measure, setting, model, data, defense)).data
-            labels = setting.labels(model, data, defense, "cost", steps=steps)
-            sizes = {name: cost[name] for name in ("bytes", "ratio", "paper_ratio")}
-            rows = [Row(**labels, metric=name, value=x, low=x, high=x) for name, x in sizes.items()]
-            for name in TIMES:
-                ends = {end: steps * seconds for end, seconds in cost[name].items()}
-                rows.append(Row(**labels, metric=name, timing=True, **ends))
-            setting.run.add(rows)
+        depends = {"model": model, "data": data.key, "defense": defense, "seed": setting.seed}
+        depends |= {"repeats": setting.scale.repeats, "device": setting.device.type, "times": [*TIMES]}
+        cost = setting.run.stage("cost", depends, partial(_measure, setting, model, data, defense)).data
+        labels = setting.labels(model, data, defense, "cost", steps=steps)
+        sizes = {name: cost[name] for name in ("bytes", "ratio", "paper_ratio")}
+        rows = [Row(**labels, metric=name, value=x, low=x, high=x) for name, x in sizes.items()]
+        for name in TIMES:
+            ends = {end: steps * seconds for end, seconds in cost[name].items()}
+            rows.append(Row(**labels, metric=name, timing=True, **ends))
+        setting.run.add(rows)
 
 
 def _measure(setting: DgpSetting, model: str, data: Dataset, defense: str) -> Result:
@@ -133,16 +131,15 @@ def table3(results: DgpResults) -> Tabulated:
     """Return Table 3: MB of one upload and one download, as encoded and as the paper counts."""
     costs = results.trainings("cost")
     lines = []
-    for key, measures in costs.items():
-        size = mean(measures["bytes"])
-        cells: Cells = {"MB": combine(lambda x: x / MEGABYTE, measures["bytes"])}
-        cells |= {"bytes": f"{size.value:,.0f}" if size else "", "of dense": mean(measures["ratio"])}
-        cells |= {"as the paper counts": mean(measures["paper_ratio"])}
+    for key in costs.keys:
+        size = costs.mean(key, "bytes")
+        cells: Cells = {"MB": combine(lambda x: x / MEGABYTE, costs.of(key, "bytes"))}
+        cells |= {"bytes": f"{size.value:,.0f}" if size else "", "of dense": costs.mean(key, "ratio")}
+        cells |= {"as the paper counts": costs.mean(key, "paper_ratio")}
         lines.append(TableLine(_labels(key), cells, _paper("table_3", key, "MB")))
-    ratios = {x.defense: measures["ratio"] for x, measures in costs.items() if x.model == "resnet18"}
+    ratios = {x.defense: costs.of(x, "ratio") for x in costs.select(model="resnet18")}
     room = {name: combine(lambda x, most=most: most - x, ratios.get(name, {})) for name, most in DENSE_SHARE.items()}
-    aligned = [key for key in costs if key.defense == "adgp"]
-    saved = {x.model: results.change(x._replace(defense="dgp"), x, "ratio", "cost") for x in aligned}
+    saved = {x.model: costs.less(x._replace(defense="dgp"), x, "ratio") for x in costs.select(defense="adgp")}
     limits = ", ".join(f"{name} {most:g}" for name, most in DENSE_SHARE.items())
     claim = f"on ResNet18 an upload and a download take at most this share of dense: {limits}"
     return lines, [
@@ -158,11 +155,11 @@ def table4(results: DgpResults) -> Tabulated:
     """
     costs = results.trainings("cost")
     lines = []
-    for key, measures in costs.items():
-        cells: Cells = {title: mean(measures.get(name, {})) for name, title in TIMES.items()}
+    for key in costs.keys:
+        cells: Cells = {title: costs.mean(key, name) for name, title in TIMES.items()}
         lines.append(TableLine(_labels(key), cells, _paper("table_4", key, "s")))
-    pruned = [key for key in costs if key.defense == "dgp"]
-    slower = {x.model: results.change(x._replace(defense="soteria"), x, "defense_seconds", "cost") for x in pruned}
+    both = [(x._replace(defense="soteria"), x) for x in costs.select(defense="dgp")]
+    slower = {dgp.model: costs.less(soteria, dgp, "defense_seconds") for soteria, dgp in both}
     return lines, [judge("Soteria takes longer than DGP (seconds)", slower, "every", unit="")]
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -34,10 +35,18 @@ from secateur.runs.artifacts import Result, explained, write
 from secateur.runs.rows import Row
 from secateur.seeding import derive
 from secateur.studies.claims import Cases, Finding, judge
-from secateur.studies.dgp.results import DgpResults
-from secateur.studies.dgp.scale import CIFAR10, DgpSetting
-from secateur.studies.dgp.steps import ADAPTIVE, AttackStep, TrainingStep, build_structure, train, with_parts
-from secateur.studies.dgp.tables import FEEDBACK, SAME, accuracy_lines, adaptive_claims, case, hidden, privacy_lines
+from secateur.studies.dgp.results import ACCURACY, DgpResults
+from secateur.studies.dgp.steps import (
+    ADAPTIVE,
+    AttackStep,
+    DgpSetting,
+    Step,
+    TrainingStep,
+    build_structure,
+    train,
+    with_parts,
+)
+from secateur.studies.dgp.tables import FEEDBACK, SAME, accuracy_lines, adaptive_claims, case, hide, privacy_lines
 from secateur.studies.results import AuditResults, VictimKey
 from secateur.studies.table import Cells, TableLine, Tabulated
 from secateur.theory.convergence import lemma_1
@@ -50,25 +59,19 @@ GUESSING = 0.5  # the AUC of random guessing
 
 
 @dataclass(frozen=True)
-class BroadcastStep:
+class BroadcastStep(Step):
     """The step in which any other user guesses the labels of the user that broadcasts, from its positions alone."""
 
-    defense: str  # adgp
-    model: str = "resnet18"
-    data: str = CIFAR10
     name: ClassVar[str] = "overheard"
 
-    def __call__(self, setting: DgpSetting) -> None:
+    def measure(self, setting: DgpSetting, model: str, defense: str) -> None:
         """Guess each example's label: the class with the most positions of the classifier's weight in I."""
-        model = setting.model(self)
-        if model is None:
-            return
-        exposure = AttackStep("ig", (self.defense,), self.model, self.data).exposure(setting, model, self.defense)
-        upload, client = upload_of(defense_of_updates(self.defense)), exposure.client
+        exposure = AttackStep((defense,), self.model, self.data).exposure(setting, model, defense)
+        upload, client, data = upload_of(defense_of_updates(defense)), exposure.client, exposure.context.data
         assert isinstance(upload, AlignedDualGradientPruning)
 
         def listen() -> Result:
-            name, right = classifier(client.net, exposure.context.data.classes), 0
+            name, right = classifier(client.net, data.classes), 0
             for target in exposure.targets:
                 assert isinstance(target, Batch)
                 gradient = gradient_update(client.net, client.state, target).values
@@ -77,45 +80,40 @@ class BroadcastStep:
 
         numbers = range(len(exposure.targets))
         depends = exposure.depends(exposure.config.attacks[0], numbers) | {"attack": "overheard"}
-        right = setting.run.stage("overheard", depends, listen).data["right"]
-        labels = setting.labels(model, exposure.context.data, self.defense, "overheard")
-        classes = exposure.context.data.classes
-        setting.run.add(
-            [
-                Row(**labels, metric="label_accuracy", **share_of(right, len(numbers))._asdict()),
-                Row(**labels, metric="label_chance", value=1 / classes),
-            ]
-        )
+        right = share_of(setting.run.stage("overheard", depends, listen).data["right"], len(numbers))
+        labels = setting.labels(model, data, defense, "overheard")
+        chance = Row(**labels, metric="label_chance", value=1 / data.classes)
+        setting.run.add([Row(**labels, metric="label_accuracy", **right._asdict()), chance])
 
 
 @dataclass(frozen=True)
-class ResidualStep:
-    """The step in which IG attacks the trained model: a client without a residual yet, and one with its own."""
+class ResidualStep(Step):
+    """The step in which IG attacks the trained model: a client without a residual yet, and one with its own.
 
-    defenses: tuple[str, ...]  # with error feedback
-    model: str = "resnet18"
-    data: str = CIFAR10
+    Defenses have error feedback.
+    """
+
     adaptive: tuple[str, ...] = ADAPTIVE
     name: ClassVar[str] = "midway"
 
     def __call__(self, setting: DgpSetting) -> None:
         """Train, then attack the model and the first user as the training left them."""
         TrainingStep(self.defenses, self.model, self.data)(setting)
-        model, data = setting.model(self), setting.data(self)
-        for number, defense in enumerate(self.defenses):
-            if model is None:
-                return
-            try:
-                trained = train(setting, model, data, defense)
-            except WrongInput:  # the training has a row that says so
-                continue
-            weights = _write_tensors(
-                setting.run.folder / "models" / f"seed{setting.seed}-{number}.safetensors", trained.state
-            )
-            residual = _write_tensors(weights.with_suffix(".residual.safetensors"), trained.client)
-            defenses = (*(("none",) if number == 0 else ()), defense.removesuffix(FEEDBACK), defense)
-            step = AttackStep("ig", defenses, self.model, self.data, adaptive=self.adaptive)
-            replace(step, weights=weights, residual=residual)(setting)
+        super().__call__(setting)
+
+    def measure(self, setting: DgpSetting, model: str, defense: str) -> None:
+        """Attack after the training under one defense; the first of all trainings is attacked without a defense too."""
+        number = self.defenses.index(defense)
+        try:
+            trained = train(setting, model, setting.data(self), defense)
+        except WrongInput:  # the training has a row that says so
+            return
+        folder = setting.run.folder / "models"
+        weights = _write_tensors(folder / f"seed{setting.seed}-{number}.safetensors", trained.state)
+        residual = _write_tensors(weights.with_suffix(".residual.safetensors"), trained.client)
+        defenses = (*(("none",) if number == 0 else ()), defense.removesuffix(FEEDBACK), defense)
+        step = AttackStep(defenses, self.model, self.data, adaptive=self.adaptive, weights=weights, residual=residual)
+        step(setting)
 
 
 @dataclass(frozen=True)
@@ -137,11 +135,12 @@ def aligned(results: DgpResults) -> Tabulated:
     cases: Cases = {}
     for cell in results.select(defense="adgp"):
         other = cell._replace(defense="dgp")
-        cases |= hidden(results, cell, other, case(results, cell))
-    trainings = {training.defense: training for training in results.trainings()}
-    honest, dgp = trainings.get(f"adgp{FEEDBACK}"), trainings.get(f"dgp{FEEDBACK}")
-    lied = next((training for name, training in trainings.items() if str(Silence()) in name), None)
-    cost, harm = {"accuracy": results.change(honest, dgp)}, {"accuracy": results.change(lied, honest)}
+        cases |= hide(results, cell, other, case(results, cell))
+    trainings = results.trainings()
+    honest, dgp = trainings.under(f"adgp{FEEDBACK}"), trainings.under(f"dgp{FEEDBACK}")
+    lied = next((training for training in trainings.keys if str(Silence()) in training.defense), None)
+    cost = {"accuracy": trainings.less(honest, dgp, ACCURACY)}
+    harm = {"accuracy": trainings.less(lied, honest, ACCURACY)}
     claim = f"ADGP hides as much as DGP, within {SAME:g} (not in the paper)"
     return privacy_lines(results) + broadcast_lines(results) + accuracy_lines(results), [
         *broadcast_claims(results),
@@ -158,15 +157,15 @@ def residual(results: DgpResults) -> Tabulated:
     for cell in results.clients:
         if cell.defense.endswith(FEEDBACK):
             empty = cell._replace(defense=cell.defense.removesuffix(FEEDBACK))
-            cases |= hidden(results, cell, empty, empty.defense)
-    trainings = {training.defense: training for training in results.trainings()}
-    dgp, top_k = trainings.get(f"dgp{FEEDBACK}"), trainings.get(f"top-k{FEEDBACK}")
-    released = next((training for name, training in trainings.items() if "release=" in name), None)
-    starved = {"residual": results.change(dgp, top_k, "residual_mean")}
-    fewer = {"never sent": results.change(dgp, released, "never_sent")}
-    gain = {"accuracy": results.change(released, dgp)}
+            cases |= hide(results, cell, empty, empty.defense)
+    trainings = results.trainings()
+    dgp, top_k = trainings.under(f"dgp{FEEDBACK}"), trainings.under(f"top-k{FEEDBACK}")
+    released = next((training for training in trainings.keys if "release=" in training.defense), None)
+    starved = {"residual": trainings.less(dgp, top_k, "residual_mean")}
+    fewer = {"never sent": trainings.less(dgp, released, "never_sent")}
+    gain = {"accuracy": trainings.less(released, dgp, ACCURACY)}
     mine = "(not in the paper)"
-    lines = privacy_lines(results) + accuracy_lines(results) + _held(results)
+    lines = privacy_lines(results) + accuracy_lines(results) + _residual_lines(results)
     return lines, [
         judge(f"a residual from training hides more than an empty one {mine}", cases, "every", unit=""),
         judge(f"error feedback holds back more under DGP than under Top-k {mine}", starved, "every", unit=""),
@@ -199,18 +198,18 @@ def _write_tensors(path: Path, tensors: Params) -> Path:
 
 def broadcast_lines(results: DgpResults) -> list[TableLine]:
     """Return a line for each run: the accuracy of labels guessed from the broadcast."""
-    lines = []
-    for key, measures in results.trainings("overheard").items():
-        cells: Cells = {"label_accuracy": mean(measures["label_accuracy"]), "chance": mean(measures["label_chance"])}
+    lines, heard = [], results.trainings("overheard")
+    for key in heard.keys:
+        cells: Cells = {"label_accuracy": heard.mean(key, "label_accuracy"), "chance": heard.mean(key, "label_chance")}
         lines.append(TableLine({"defense": key.defense, "model": key.model}, cells, part=LISTENED))
     return lines
 
 
 def broadcast_claims(results: DgpResults) -> list[Finding]:
     """Judge if the broadcast hides the labels."""
-    cases: Cases = {}
-    for key, measures in results.trainings("overheard").items():
-        right, chance = mean(measures["label_accuracy"]), mean(measures["label_chance"])
+    cases, heard = Cases(), results.trainings("overheard")
+    for key in heard.keys:
+        right, chance = heard.mean(key, "label_accuracy"), heard.mean(key, "label_chance")
         if right is not None and chance is not None:
             least, most = chance.value - right.high, chance.value - right.low
             cases[key.model] = Estimate(chance.value - right.value, least, most)
@@ -218,48 +217,42 @@ def broadcast_claims(results: DgpResults) -> list[Finding]:
     return [judge(claim, cases, "every", -0.05)] if cases else []
 
 
-def _held(results: DgpResults) -> list[TableLine]:
+def _residual_lines(results: DgpResults) -> list[TableLine]:
     """Return lines of the residual's norm beside Lemma 1's bound, and of the entries that were never sent."""
-    lines = []
-    for training, measures in results.trainings().items():
+    lines, trainings = [], results.trainings()
+    for training in trainings.keys:
         if FEEDBACK not in training.defense:
             continue
-        never = combine(lambda part, whole: part / whole, measures["never_sent"], measures["entries"])
-        bound = combine(lemma_1, measures["gamma_1_whole"], measures["gradient_square"])
-        cells: Cells = {"gamma 1, all tensors": mean(measures["gamma_1_whole"])}
-        cells |= {"mean residual, squared norm": combine(lambda norm: norm * abs(norm), measures["error_norm"])}
+        of = partial(trainings.of, training)
+        never = combine(lambda part, whole: part / whole, of("never_sent"), of("entries"))
+        bound = combine(lemma_1, of("gamma_1_whole"), of("gradient_square"))
+        cells: Cells = {"gamma 1, all tensors": mean(of("gamma_1_whole"))}
+        cells |= {"mean residual, squared norm": combine(lambda norm: norm * abs(norm), of("error_norm"))}
         cells |= {"Lemma 1 says at most": "" if bound is None else f"{bound.value:.3g}", "share never sent": never}
         lines.append(TableLine({"defense": training.defense, "model": training.model}, cells, part=HELD))
     return lines
 
 
 @dataclass(frozen=True)
-class MembershipStep:
+class MembershipStep(Step):
     """A step that attacks membership in collaborative training under every defense.
 
     The attacker's models are trained under the same defense.
     """
 
-    defenses: tuple[str, ...]
-    model: str = "resnet18"
-    data: str = CIFAR10
     name: ClassVar[str] = "members"
 
-    def __call__(self, setting: DgpSetting) -> None:
+    def measure(self, setting: DgpSetting, model: str, defense: str) -> None:
         """Train a victim and the attacker's models, and attack the victim's predictions.
 
         The shadow model has disjoint data; models of LiRA and RMIA have random subsets of the victim's data.
         """
-        model, data = setting.model(self), setting.data(self)
-        if model is None:
-            return
+        data = setting.data(self)
         split = victim_shadow(len(data.inputs), 1, derive(setting.seed, "membership"))
-        for defense in self.defenses:
-            match = MembershipMatch(setting, model, data, defense, split.victim, split.shadows[0])
-            try:
-                match.measure()
-            except WrongInput as error:
-                setting.leave_out(setting.labels(model, data, defense, "left out"), f"not attacked: {error.message}")
+        try:
+            MembershipMatch(setting, model, data, defense, split.victim, split.shadows[0]).measure()
+        except WrongInput as error:
+            setting.leave_out(setting.labels(model, data, defense, "left out"), f"not attacked: {error.message}")
 
 
 @dataclass(frozen=True, eq=False)
@@ -338,7 +331,7 @@ def membership(results: DgpResults) -> Tabulated:
     audit = AuditResults([row for row in results.rows if not row.extra])
     lines, findings = [], []
     bare = VictimKey("none", 0.0, "none", None)
-    for model in audit.models:
+    for model in audit.keys:
         for attack in audit.attacks:
             names = ("auc", "attack_accuracy", "tpr_at_fpr_0.01")
             cells: Cells = {name: audit.mean(model, name, attack) for name in names}

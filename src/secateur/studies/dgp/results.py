@@ -7,19 +7,18 @@ import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
-from operator import sub
 from statistics import fmean
 from typing import Any, NamedTuple
 
 from secateur.catalogue import name_of
-from secateur.metrics.estimates import Measure, combine, mean_of
+from secateur.metrics.estimates import mean_of
 from secateur.metrics.membership import Estimate
-from secateur.report.summary import estimate
 from secateur.runs.rows import Row
 from secateur.studies.dgp.steps import NAMES
 from secateur.studies.results import Results
 
 PAIRED = ("lpips", "cw_ssim")
+ACCURACY = "test_accuracy"
 Picture = tuple[int, int, int]  # seed, target, item
 PAPERS_NAMES = {name: paper for paper, name in NAMES.items()}
 
@@ -51,7 +50,26 @@ class TrainingKey(NamedTuple):
     data: str
 
 
-Trainings = dict[TrainingKey, dict[str, Measure]]
+@dataclass(frozen=True)
+class TrainingResults(Results[TrainingKey]):
+    """The rows of one kind (training, cost, ...) without an attack; of trainings those of the last epoch."""
+
+    kind: str = "training"
+
+    def key_of(self, row: Row) -> TrainingKey | None:
+        """Return the training of a row about its last epoch; None for other rows."""
+        extra = row.extra
+        if extra.get("study") != self.kind or row.value is None or extra.get("epoch") != extra.get("epochs"):
+            return None
+        return TrainingKey(row.defense or "none", row.model, row.dataset)
+
+    def label(self, key: TrainingKey, name: str) -> Any:
+        """Return a label of a training; a defense without settings and error feedback."""
+        return base(key.defense) if name == "defense" else getattr(key, name)
+
+    def under(self, defense: str) -> TrainingKey | None:
+        """Return the training under a defense, which is named with its settings; None if there is none."""
+        return next((key for key in self.cells if key.defense == defense), None)
 
 
 @dataclass(frozen=True)
@@ -79,30 +97,13 @@ class DgpResults(Results[AttackKey]):
         """Yield the plainly attacked clients with these labels."""
         return super().select(**labels, adaptive="none")
 
-    @cached_property
-    def _kinds(self) -> dict[str, Trainings]:
-        kinds: dict[str, Trainings] = {}
-        for row in self.rows:
-            if "study" in row.extra and row.value is not None and row.extra.get("epoch") == row.extra.get("epochs"):
-                key = TrainingKey(row.defense or "none", row.model, row.dataset)
-                measures = kinds.setdefault(row.extra["study"], {}).setdefault(key, {})
-                measures.setdefault(row.metric, {})[row.seed] = estimate(row)
-        return kinds
+    def trainings(self, kind: str = "training") -> TrainingResults:
+        """Return the rows of one kind (training, cost, ...) without an attack."""
+        return TrainingResults(self.rows, kind)
 
-    def trainings(self, kind: str = "training") -> Trainings:
-        """Return measures of one kind (training, cost, ...) without an attack; of trainings those of the last epoch."""
-        return self._kinds.get(kind, {})
-
-    def change(
-        self, one: TrainingKey | None, other: TrainingKey | None, metric: str = "test_accuracy", kind: str = "training"
-    ) -> Estimate | None:
-        """Return a metric of one training minus that of another; None if one was not measured."""
-        measures = self.trainings(kind)
-        return combine(sub, *(measures.get(key, {}).get(metric, {}) if key else {} for key in (one, other)))
-
-    @cached_property
+    @property
     def left_out(self) -> list[Row]:
-        """Rows of measurements that could not be made, with the reason."""
+        """Rows of measurements that could not be made, with the reason as note."""
         return [row for row in self.rows if row.metric == "left_out"]
 
     def best_adaptive(self, client: AttackKey) -> AttackKey | None:

@@ -1,10 +1,14 @@
-"""Steps of dgp studies: inversion of defended updates, and collaborative training, whose models later steps attack."""
+"""Steps of dgp studies, and what they share: scale, data and networks.
+
+An attack step inverts defended updates. A training step trains collaboratively; later steps attack its models.
+"""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cached_property
 from pathlib import Path
 from typing import Any, ClassVar, Literal
 
@@ -13,7 +17,7 @@ from torch import Generator, Tensor, nn
 from torch.nn.functional import cross_entropy
 
 from secateur.catalogue import Choice, Defense, find
-from secateur.config import defense_of_updates
+from secateur.config import Invert, defense_of_updates, read
 from secateur.data.dataset import Dataset
 from secateur.defenses.error_feedback import upload_of
 from secateur.defenses.precode import with_divergence
@@ -21,6 +25,7 @@ from secateur.defenses.uploads import SendAll
 from secateur.errors import WrongInput
 from secateur.evaluation.client import check_attack, protect, transform_of
 from secateur.evaluation.client import scale as pixel_scale
+from secateur.evaluation.setup import device_of
 from secateur.experiments.context import SeedContext
 from secateur.experiments.invert import ClientExposure, chance_of
 from secateur.experiments.invert_targets import add_untrained_generator, needs_generator
@@ -31,11 +36,15 @@ from secateur.federated.collaborative.training import CollaborativeResult, Colla
 from secateur.interfaces import Loss, Transform
 from secateur.metrics.cost import communication, count_as_paper
 from secateur.metrics.membership import share_of
-from secateur.models.create import create
+from secateur.models.create import check, create
+from secateur.runs.folder import Run
 from secateur.runs.rows import Row
 from secateur.seeding import derive
-from secateur.studies.dgp.scale import CIFAR10, DgpScale, DgpSetting
+from secateur.studies.study import load_pictures, read_scales
 
+NETWORKS = ("resnet18", "lenet-zhu", "cnn6", "vgg11-bn")  # the paper's
+CIFAR10, CIFAR100 = "cifar10", "cifar100"
+TESTED = 0.2  # test share of a data set without a test part
 ADAPTIVE = ("support", "layer", "reapply", "mask")
 NAMES = {"gi": "gi-dgp-paper"}  # catalogue names of attacks with the settings of the dgp paper
 LAST = (  # measures of a training's last epoch
@@ -45,13 +54,128 @@ LAST = (  # measures of a training's last epoch
 
 
 @dataclass(frozen=True)
-class AttackStep:
+class DgpScale:
+    """The size of a study; the defaults are the paper's setting."""
+
+    data: dict[str, str] = field(default_factory=lambda: {CIFAR10: CIFAR10, CIFAR100: CIFAR100})  # stand-ins
+    models: dict[str, str] = field(default_factory=lambda: {name: name for name in NETWORKS})  # absent: skipped
+    examples: int | None = None  # upper limit on the rows of a data set
+    targets: int = 20
+    iterations: int = 2500  # of ig and gi
+    rounds: int = 500  # of ggl
+    population: int = 50
+    generator_steps: int = 2000
+    generator_width: int = 64
+    users: int = 10
+    epochs: int | None = None  # of collaborative training; None: the paper's 100, with its learning rates
+    learning_rate: float = 0.05  # where the paper's schedule does not apply
+    augment: bool = True  # crops and flips: dgp does not mention them, but its 93 % need them
+    in_out: int = field(default=0, metadata={"least": 0})  # models of lira and rmia per defense; 0: no such attacks
+    repeats: int = 20  # of a timed call
+    untrained: tuple[str, ...] = ()  # defenses under which training takes too long, such as soteria with its Jacobians
+    threads: int = 1
+
+    @property
+    def augmentation(self) -> str:
+        """The augmentation of training pictures, for readers."""
+        return "crop and flip" if self.augment else "none"
+
+
+SCALES = read_scales(DgpScale, "dgp")
+
+
+@dataclass(frozen=True)
+class Step:
+    """A measurement of one network on one data set under several defenses, which adds its rows to the run."""
+
+    defenses: tuple[str, ...]
+    model: str = "resnet18"  # the paper's network
+    data: str = CIFAR10  # the paper's data set
+    name: ClassVar[str]  # by which `--set steps=` selects the step
+
+    def __call__(self, setting: DgpSetting) -> None:
+        """Measure under every defense, unless the scale skips the network."""
+        model = self.network(setting)
+        if model is not None:
+            for defense in self.defenses:
+                self.measure(setting, model, defense)
+
+    def network(self, setting: DgpSetting) -> str | None:
+        """Return the stand-in for the paper's network; None if the scale skips the network."""
+        return stand_in(self.model, setting.scale, setting.options)
+
+    def measure(self, setting: DgpSetting, model: str, defense: str) -> None:
+        """Measure under one defense, and add the rows; stages finished by an earlier start of the run are reused."""
+        raise NotImplementedError
+
+
+@dataclass(frozen=True, eq=False)
+class DgpSetting:
+    """The context that all steps of a study share."""
+
+    run: Run
+    scale: DgpScale
+    options: Mapping[str, Any]  # the user's model, data_folder, device and images, if set
+    datasets: Mapping[str, Dataset]  # by the paper's data set that they stand in for
+    seed: int
+
+    def data(self, step: Step) -> Dataset:
+        """Return the stand-in for a step's data set."""
+        return self.datasets[step.data]
+
+    @cached_property
+    def device(self) -> torch.device:
+        """Device of the run."""
+        return device_of(self.invert("lenet-zhu"))
+
+    def invert(self, model: str, **more: Any) -> Invert:
+        """Return the configuration of `secateur invert` for a step."""
+        scale = self.scale
+        common = {name: self.options.get(name) for name in ("device", "data_folder", "images")} | {"model": model}
+        common |= {"targets": scale.targets, "threads": scale.threads, "seeds": [self.seed]}
+        common |= {"generator_steps": scale.generator_steps, "generator_width": scale.generator_width}
+        return read(Invert, None, common | more)
+
+    def labels(self, model: str, data: Dataset, defense: str, study: str, **extra: Any) -> dict[str, Any]:
+        """Return the labels of a row without an attack; `study` is the kind of measurement."""
+        labels = {"model": model, "dataset": data.name, "defense": defense, "seed": self.seed}
+        return labels | {"extra": {"study": study} | extra}
+
+    def leave_out(self, labels: dict[str, Any], reason: str) -> None:
+        """Add a row for a measurement that could not be made, with the reason."""
+        extra = labels["extra"] | {"study": "left out"}
+        self.run.add([Row(**(labels | {"extra": extra}), metric="left_out", value=None, note=reason)])
+
+
+def stand_in(paper: str, scale: DgpScale, options: Mapping[str, Any]) -> str | None:
+    """Return the stand-in for a network of the paper; None if the scale skips it. A user's model replaces all."""
+    return options.get("model") or scale.models.get(paper)
+
+
+def load_datasets(steps: Sequence[Step], scale: DgpScale, options: Mapping[str, Any]) -> dict[str, Dataset]:
+    """Load the data of all steps, by the paper's data set; raise for networks that do not fit the data.
+
+    A data set without a test part gets a fifth of its rows as test part.
+    """
+    by_paper: dict[str, Dataset] = {}
+    loaded: dict[str, Dataset] = {}
+    for step in steps:
+        name = options.get("data") or scale.data[step.data]
+        if name not in loaded:
+            data = load_pictures(name, options, scale.examples)
+            untested = data.train_size == len(data.inputs)
+            loaded[name] = replace(data, train_size=int((1 - TESTED) * len(data.inputs))) if untested else data
+        data = by_paper[step.data] = loaded[name]
+        if (model := stand_in(step.model, scale, options)) is not None:
+            check(create(model, data.input_shape, data.classes, derive(0, "check")), data.input_shape, data.classes)
+    return by_paper
+
+
+@dataclass(frozen=True)
+class AttackStep(Step):
     """A step that runs one attack on the updates of one network, under every defense."""
 
-    attack: str  # ig, gi, rob, r-gap or ggl
-    defenses: tuple[str, ...]
-    model: str = "resnet18"
-    data: str = CIFAR10
+    attack: str = "ig"  # or gi, rob, r-gap or ggl
     batch_size: int = 1
     labels: Literal["inferred", "oracle"] = "inferred"
     adaptive: tuple[str, ...] = ADAPTIVE  # modes that may also be run: those that a defense is known to be weak against
@@ -59,29 +183,25 @@ class AttackStep:
     residual: Path | None = None  # of a client in mid-training
 
     @property
-    def name(self) -> str:
+    def name(self) -> str:  # type: ignore[override]
         """The attack's name, which selects the step."""
         return self.attack
 
-    def __call__(self, setting: DgpSetting) -> None:
+    def measure(self, setting: DgpSetting, model: str, defense: str) -> None:
         """Run every attacker; add a row with the reason for an attack that cannot be mounted."""
-        model = setting.model(self)
-        if model is None:
-            return
-        for number, defense in enumerate(self.defenses):
-            exposure = self.exposure(setting, model, defense)
-            if number == 0:
-                exposure.show_truths()
-            exposure.show_guarantee()
-            reasons: set[str] = set()  # adaptive attacks are mostly refused for the same reason as the plain one
-            for attack in exposure.config.attacks:
-                if (reason := _refused(exposure, attack)) is None:
-                    exposure.measure(attack)
-                elif reason not in reasons:
-                    reasons.add(reason)
-                    more = {"batch_size": self.batch_size, "attacked_by": self.attack}
-                    labels = setting.labels(model, exposure.context.data, defense, "left out", **more)
-                    setting.leave_out(labels, f"{attack} cannot be mounted: {reason}")
+        exposure = self.exposure(setting, model, defense)
+        if defense == self.defenses[0]:
+            exposure.show_truths()
+        exposure.show_guarantee()
+        reasons: set[str] = set()  # adaptive attacks are mostly refused for the same reason as the plain one
+        for attack in exposure.config.attacks:
+            if (reason := _explain_refusal(exposure, attack)) is None:
+                exposure.measure(attack)
+            elif reason not in reasons:
+                reasons.add(reason)
+                more = {"batch_size": self.batch_size, "attacked_by": self.attack}
+                labels = setting.labels(model, exposure.context.data, defense, "left out", **more)
+                setting.leave_out(labels, f"{attack} cannot be mounted: {reason}")
 
     def exposure(self, setting: DgpSetting, model: str, defense: str) -> ClientExposure:
         """Return the client under a defense, with all its attackers."""
@@ -115,7 +235,7 @@ def attack_texts(attack: str, defense: str, scale: DgpScale, adaptive: Sequence[
         yield from (f"{text}:adaptive={mode}" for mode in dict.fromkeys(weak) if mode in adapts and mode in adaptive)
 
 
-def _refused(exposure: ClientExposure, attack: Choice) -> str | None:
+def _explain_refusal(exposure: ClientExposure, attack: Choice) -> str | None:
     """Return the reason why an attack cannot be mounted; None if it can."""
     client = exposure.client
     attacked = add_untrained_generator(client, exposure.config) if needs_generator(attack) else client
@@ -127,30 +247,23 @@ def _refused(exposure: ClientExposure, attack: Choice) -> str | None:
 
 
 @dataclass(frozen=True)
-class TrainingStep:
+class TrainingStep(Step):
     """A step that trains one network collaboratively under every defense, and records its accuracy by epoch."""
 
-    defenses: tuple[str, ...]
-    model: str = "resnet18"
-    data: str = CIFAR10
     liar: Liar | None = None  # of adgp: broadcasts other positions than the honest ones
     name: ClassVar[str] = "training"
 
-    def __call__(self, setting: DgpSetting) -> None:
+    def measure(self, setting: DgpSetting, model: str, defense: str) -> None:
         """Train, and add rows with the accuracy of each epoch and the other measures of the last."""
-        model, data = setting.model(self), setting.data(self)
-        if model is None:
-            return
-        for defense in self.defenses:
-            more = {"users": setting.scale.users, "augmentation": setting.scale.augmentation}
-            title = defense if self.liar is None else f"{defense} ({self.liar})"
-            labels = setting.labels(model, data, title, "training", **more)
-            try:
-                trained = train(setting, model, data, defense, liar=self.liar)
-            except WrongInput as error:
-                setting.leave_out(labels, f"not trained: {error.message}")
-            else:
-                setting.run.add(history_rows(labels, trained, len(data.inputs) - data.train_size))
+        data, more = setting.data(self), {"users": setting.scale.users, "augmentation": setting.scale.augmentation}
+        title = defense if self.liar is None else f"{defense} ({self.liar})"
+        labels = setting.labels(model, data, title, "training", **more)
+        try:
+            trained = train(setting, model, data, defense, liar=self.liar)
+        except WrongInput as error:
+            setting.leave_out(labels, f"not trained: {error.message}")
+        else:
+            setting.run.add(history_rows(labels, trained, len(data.inputs) - data.train_size))
 
 
 @dataclass(frozen=True)

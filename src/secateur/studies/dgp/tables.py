@@ -10,9 +10,10 @@ from functools import partial
 from itertools import pairwise
 
 from secateur.config import defense_of_updates
-from secateur.metrics.estimates import combine, mean
+from secateur.metrics.estimates import combine
+from secateur.metrics.membership import Estimate
 from secateur.studies.claims import Cases, Finding, judge
-from secateur.studies.dgp.results import AttackKey, DgpResults, TrainingKey, base
+from secateur.studies.dgp.results import ACCURACY, AttackKey, DgpResults, TrainingKey, base
 from secateur.studies.table import Cells, TableLine, Tabulated, printed, sparkline
 
 MEASURES = ("lpips", "cw_ssim")
@@ -41,9 +42,8 @@ def table1(results: DgpResults) -> Tabulated:
     """Return Table 1: the quality of the reconstructions, and the final accuracy."""
     lines, findings = fig3(results)
     similar = ("ats", "soteria", "precode", "outpost", "top-k", "dgp")
-    known = _by_name(results)
-    cost = {name: results.change(known.get(name), known.get("none")) for name in similar}
-    noise = {"noise": results.change(known.get("none"), known.get("noise"))}
+    cost = {name: _gain(results, name, "none") for name in similar}
+    noise = {"noise": _gain(results, "none", "noise")}
     return lines + accuracy_lines(results, _table1_accuracy), [
         *findings,
         judge(f"all but noise train as well as the baseline {WITHIN}", cost, "every", -LITTLE),
@@ -60,9 +60,10 @@ def table2(results: DgpResults) -> Tabulated:
     def paper_accuracy(training: TrainingKey) -> str:
         return _percent(printed("dgp", "table_2_accuracy", *shares(training.defense)), training)
 
-    by_shares = {shares(training.defense): training for training in results.trainings()}
-    usual = by_shares.get((0.05, 0.75))
-    cost = {f"{k1:g}, {k2:g}": results.change(usual, by_shares.get((k1, k2))) for k1, k2 in ((0.06, 0.9), (0.2, 0.6))}
+    trainings = results.trainings()
+    by_shares = {shares(training.defense): training for training in trainings.keys}
+    usual, strongest = by_shares.get((0.05, 0.75)), ((0.06, 0.9), (0.2, 0.6))
+    cost = {f"{k[0]:g}, {k[1]:g}": trainings.less(usual, by_shares.get(k), ACCURACY) for k in strongest}
     lines = privacy_lines(results, paper) + accuracy_lines(results, paper_accuracy)
     claim = "the strongest settings (k1 + k2 = 96 %, p = 1/3) cost accuracy"
     return lines, [*table2_claims(results), judge(claim, cost, "every")]
@@ -85,7 +86,7 @@ def _networks(data: str, results: DgpResults) -> Tabulated:
 
     cases: Cases = {}
     for client in results.select(defense="dgp"):
-        cases |= hidden(results, client, client._replace(defense="none"), case(results, client))
+        cases |= hide(results, client, client._replace(defense="none"), case(results, client))
     protects = judge(f"DGP protects every network under Rob and IG{FAR}", cases, "every", HIDDEN, unit="")
     return privacy_lines(results, paper), [protects, *adaptive_claims(results)]
 
@@ -95,9 +96,8 @@ table5, table6 = partial(_networks, "cifar10"), partial(_networks, "cifar100")
 
 def table7(results: DgpResults) -> Tabulated:
     """Return Table 7: Top-k at 95 % against DGP at 80 %, on CIFAR-100."""
-    cases = {
-        x.model: results.change(x, _other(results, x, "top-k")) for x in results.trainings() if base(x.defense) == "dgp"
-    }
+    known = results.trainings()
+    cases = {x.model: known.less(x, known.other(x, defense="top-k"), ACCURACY) for x in known.select(defense="dgp")}
     lines = accuracy_lines(results, lambda x: _percent(printed("dgp", "table_7", base(x.defense), x.model), x, x.model))
     return lines, [judge("DGP at 80 % is more accurate than Top-k at 95 %", cases, "every")]
 
@@ -106,9 +106,8 @@ def fig2(results: DgpResults) -> Tabulated:
     """Return Fig. 2: Top-k against DGP, the quality of IG's reconstructions and the accuracy over the epochs."""
     lines, _ = fig3(results)
     by_defense = {base(client.defense): client for client in results.clients}
-    known = _by_name(results)
-    apart = hidden(results, by_defense.get("dgp"), by_defense.get("top-k"), "ig")
-    gap = {"accuracy": results.change(known.get("dgp"), known.get("top-k"))}
+    apart = hide(results, by_defense.get("dgp"), by_defense.get("top-k"), "ig")
+    gap = {"accuracy": _gain(results, "dgp", "top-k")}
     return lines + accuracy_lines(results, _table1_accuracy), [
         judge("IG recovers less under DGP than under Top-k of the same share", apart, "every", unit=""),
         judge(f"DGP is as accurate as Top-k {WITHIN}", gap, "every", -LITTLE),
@@ -117,14 +116,15 @@ def fig2(results: DgpResults) -> Tabulated:
 
 def fig4(results: DgpResults) -> Tabulated:
     """Return Fig. 4: accuracy with and without error feedback, on several networks and data sets."""
-    several = len({x.data for x in results.trainings()}) > 1
+    known = results.trainings()
+    several = len({x.data for x in known.keys}) > 1
     near, gain, aligned = Cases(), Cases(), Cases()
-    for x in results.trainings():
+    for x in known.keys:
         if x.defense == "dgp" + FEEDBACK:
-            name, bare = f"{x.model}, {x.data}" if several else x.model, _other(results, x, "none")
-            near[name] = results.change(x, bare)
-            gain[name] = results.change(x, x._replace(defense="dgp"))
-            aligned[name] = results.change(_other(results, x, "adgp"), bare)
+            name, bare = f"{x.model}, {x.data}" if several else x.model, known.other(x, defense="none")
+            near[name] = known.less(x, bare, ACCURACY)
+            gain[name] = known.less(x, x._replace(defense="dgp"), ACCURACY)
+            aligned[name] = known.less(known.other(x, defense="adgp"), bare, ACCURACY)
     return accuracy_lines(results), [
         judge(f"DGP with error feedback is close to the baseline {WITHIN}", near, "every", -LITTLE),
         judge("DGP without error feedback performs poorly: with it, it is more accurate", gain, "every"),
@@ -138,7 +138,7 @@ def gallery(results: DgpResults) -> Tabulated:
     for client in results.select(defense="dgp"):
         for other in results.clients:
             if other._replace(defense=client.defense) == client and other != client:
-                cases |= hidden(results, client, other, f"{case(results, client)}, {other.defense}")
+                cases |= hide(results, client, other, f"{case(results, client)}, {other.defense}")
     labels = [_labels_claim(results)] if any(client.attack == "ggl" for client in results.clients) else []
     best = judge("DGP protects better than every other defense", cases, "every", unit="")
     return privacy_lines(results), [best, *labels, *adaptive_claims(results)]
@@ -156,7 +156,7 @@ def privacy_lines(results: DgpResults, paper: Callable[[AttackKey], str] = lambd
         cells["adaptive"] = adaptive.adaptive if adaptive else ""
         if adaptive is not None:
             cells |= {f"adaptive {name}": results.mean(adaptive, name) for name in MEASURES}
-        lost = hidden(results, client, adaptive, "").values()
+        lost = hide(results, client, adaptive, "").values()
         mark = PLAIN_ONLY if any(case is not None and case.low > SAME for case in lost) else ""
         lines.append(TableLine(labels, cells, paper(client), mark, RECOVERED))
     return lines
@@ -165,11 +165,11 @@ def privacy_lines(results: DgpResults, paper: Callable[[AttackKey], str] = lambd
 def accuracy_lines(results: DgpResults, paper: Callable[[TrainingKey], str] = lambda training: "") -> list[TableLine]:
     """Return one line per training: final accuracy, accuracy over the epochs, traffic and residual."""
     lines, trainings = [], results.trainings()
-    for training, measures in trainings.items():
-        varied = [name for name in ("model", "data") if len({getattr(other, name) for other in trainings}) > 1]
+    for training in trainings.keys:
+        varied = [name for name in ("model", "data") if len({getattr(other, name) for other in trainings.keys}) > 1]
         labels = {"defense": training.defense} | {name: getattr(training, name) for name in varied}
-        cells: Cells = {"test_accuracy": mean(measures["test_accuracy"]), "over_epochs": _curve(results, training)}
-        cells |= {title: mean(measures.get(name, {})) for name, title in TRAFFIC.items()}
+        cells: Cells = {ACCURACY: trainings.mean(training, ACCURACY), "over_epochs": _curve(results, training)}
+        cells |= {title: trainings.mean(training, name) for name, title in TRAFFIC.items()}
         lines.append(TableLine(labels, cells, paper(training), part=TRAINED))
     return lines
 
@@ -188,7 +188,7 @@ def _curve(results: DgpResults, training: TrainingKey) -> str:
     rows = [
         row
         for row in results.rows
-        if row.metric == "test_accuracy"
+        if row.metric == ACCURACY
         and row.extra.get("study") == "training"
         and TrainingKey(row.defense or "none", row.model, row.dataset) == training
     ]
@@ -208,7 +208,7 @@ def case(results: DgpResults, client: AttackKey) -> str:
     return ", ".join([client.attack, *differing_labels(results, client).values(), *settings])
 
 
-def hidden(results: DgpResults, one: AttackKey | None, other: AttackKey | None, name: str) -> Cases:
+def hide(results: DgpResults, one: AttackKey | None, other: AttackKey | None, name: str) -> Cases:
     """Return how much less is seen of one client than of another: LPIPS is higher, CW-SSIM lower."""
     lpips, cw_ssim = results.less(one, other, "lpips"), results.less(other, one, "cw_ssim")
     return {f"{name}, LPIPS": lpips, f"{name}, CW-SSIM": cw_ssim}
@@ -246,15 +246,10 @@ def shares(defense: str) -> tuple[float, float]:
     return part.make().shares if part is not None and part.name == "dgp" else (0.0, 0.0)
 
 
-def _by_name(results: DgpResults) -> dict[str, TrainingKey]:
-    """Return the trainings by the name of their defense."""
-    return {base(training.defense): training for training in results.trainings()}
-
-
-def _other(results: DgpResults, training: TrainingKey, defense: str) -> TrainingKey | None:
-    """Return the training of the same network on the same data under another defense; None if there is none."""
-    candidates = (x for x in results.trainings() if (x.model, x.data) == (training.model, training.data))
-    return next((x for x in candidates if base(x.defense) == defense), None)
+def _gain(results: DgpResults, one: str, other: str) -> Estimate | None:
+    """Return the accuracy of training under one defense less that under another, both without their settings."""
+    trainings = results.trainings()
+    return trainings.less(trainings.one(defense=one), trainings.one(defense=other), ACCURACY)
 
 
 def _claims(results: DgpResults) -> list[Finding]:
@@ -284,7 +279,7 @@ def _hides(claim: str, results: DgpResults, pairs: Iterable[tuple[str, str, str]
     cases: Cases = {}
     for attack, one, other in pairs:
         first, second = (_client(results, attack, defense) for defense in (one, other))
-        cases |= hidden(results, first, second, f"{attack}, {one}, {other}")
+        cases |= hide(results, first, second, f"{attack}, {one}, {other}")
     return judge(claim + (FAR if bound else ""), cases, "every", bound, unit="")
 
 
@@ -298,7 +293,7 @@ def _rising(results: DgpResults, attack: str, order: Callable[[tuple[float, floa
     ranks = [(order(shares(client.defense)), client) for client in results.select(attack=attack, defense="dgp")]
     cases: Cases = {}
     for (low, one), (high, two) in pairwise(sorted(ranks, key=lambda pair: pair[0])):
-        cases |= hidden(results, two, one, f"{low:.3g} to {high:.3g}")
+        cases |= hide(results, two, one, f"{low:.3g} to {high:.3g}")
     return cases
 
 
@@ -317,7 +312,7 @@ def adaptive_claims(results: DgpResults) -> list[Finding]:
     for defense in ("soteria", "precode", "top-k", "outpost", "dgp", "adgp"):
         cases: Cases = {}
         for client in results.select(defense=defense):
-            cases |= hidden(results, results.best_adaptive(client), client, case(results, client))
+            cases |= hide(results, results.best_adaptive(client), client, case(results, client))
         if any(case is not None for case in cases.values()):
             claim = f"{defense} hides as much from an attacker who knows of it, within {SAME:g} (not in the paper)"
             findings.append(judge(claim, cases, "every", -SAME, unit=""))

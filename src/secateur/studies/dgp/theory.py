@@ -29,7 +29,7 @@ from secateur.federated.collaborative.plan import Plan, Schedule
 from secateur.federated.collaborative.training import CollaborativeTraining, depends_of
 from secateur.functional import Functional
 from secateur.interfaces import Batch, Params
-from secateur.metrics.estimates import Measure, combine, correlation, mean, mean_of
+from secateur.metrics.estimates import combine, correlation, mean, mean_of
 from secateur.metrics.membership import Estimate, share_of
 from secateur.models.create import create
 from secateur.progress import progress
@@ -38,8 +38,7 @@ from secateur.runs.rows import Row
 from secateur.seeding import derive
 from secateur.studies.claims import Cases, Finding, judge
 from secateur.studies.dgp.results import DgpResults, base
-from secateur.studies.dgp.scale import CIFAR10, DgpSetting
-from secateur.studies.dgp.steps import AttackStep
+from secateur.studies.dgp.steps import AttackStep, DgpSetting, Step
 from secateur.studies.table import Cells, TableLine, Tabulated
 from secateur.theory import convergence as theorems
 from secateur.theory.gradient_distance import cosine_distance, epsilon, relative_distance, theorem_1_cosine
@@ -58,29 +57,25 @@ ENDLESS = 1e9  # cap on bound / trivial bound, for infinite bounds
 
 
 @dataclass(frozen=True)
-class DistanceStep:
+class DistanceStep(Step):
     """A step that runs IG on updates near to and far from the gradient, with Proposition 1 at each reconstruction."""
 
-    defenses: tuple[str, ...]
-    model: str = "resnet18"
-    data: str = CIFAR10
     name: ClassVar[str] = "distanced"
 
     def __call__(self, setting: DgpSetting) -> None:
         """Attack, then compare the sent update and the reconstruction with the truth."""
-        attacked = AttackStep("ig", self.defenses, self.model, self.data, adaptive=())
-        attacked(setting)
-        model = setting.model(self)
-        if model is None:
-            return
-        for defense in self.defenses:
-            exposure = attacked.exposure(setting, model, defense)
-            for group in exposure.groups():
-                depends = exposure.depends(exposure.config.attacks[0], group)
-                by_target = setting.run.stage("distance", depends, partial(_compare, exposure, group)).data["targets"]
-                for number, values in zip(group, by_target, strict=True):
-                    labels = setting.labels(model, exposure.context.data, defense, "theory", number=number)
-                    setting.run.add(Row(**labels, metric=name, value=value) for name, value in values.items())
+        AttackStep(self.defenses, self.model, self.data, adaptive=())(setting)
+        super().__call__(setting)
+
+    def measure(self, setting: DgpSetting, model: str, defense: str) -> None:
+        """Add the rows of every target."""
+        exposure = AttackStep(self.defenses, self.model, self.data, adaptive=()).exposure(setting, model, defense)
+        for group in exposure.groups():
+            depends = exposure.depends(exposure.config.attacks[0], group)
+            by_target = setting.run.stage("distance", depends, partial(_compare, exposure, group)).data["targets"]
+            for number, values in zip(group, by_target, strict=True):
+                labels = setting.labels(model, exposure.context.data, defense, "theory", number=number)
+                setting.run.add(Row(**labels, metric=name, value=value) for name, value in values.items())
 
 
 def _compare(exposure: ClientExposure, group: range) -> Result:
@@ -206,24 +201,22 @@ def _mean(targets: Sequence[Values], name: str, share: bool = False) -> Estimate
 
 
 @dataclass(frozen=True)
-class BoundStep:
-    """A step that measures residual and gradient in a training by plain SGD, and computes the theorems' bounds."""
+class BoundStep(Step):
+    """A step that measures residual and gradient in a training by plain SGD, and computes the theorems' bounds.
 
-    defenses: tuple[str, ...]  # none, or with error feedback
+    Defenses are none, or with error feedback.
+    """
+
     model: str = "lenet-zhu"  # no BatchNorm: its statistics make the evaluated loss differ from the trained loss
-    data: str = CIFAR10
     name: ClassVar[str] = "bounded"
 
-    def __call__(self, setting: DgpSetting) -> None:
-        """Train once per defense, with the gradient over the full train part before every epoch."""
-        model, data = setting.model(self), setting.data(self)
-        if model is None:
-            return
-        for defense in self.defenses:
-            training = self._training(setting, model, data, defense)
-            measures = setting.run.stage("bounds", depends_of(training), partial(_train_and_bound, training)).data
-            labels = setting.labels(model, data, defense, "bounds")
-            setting.run.add(Row(**labels, metric=name, value=value) for name, value in measures.items())
+    def measure(self, setting: DgpSetting, model: str, defense: str) -> None:
+        """Train once, with the gradient over the full train part before every epoch."""
+        data = setting.data(self)
+        training = self._training(setting, model, data, defense)
+        measures = setting.run.stage("bounds", depends_of(training), partial(_train_and_bound, training)).data
+        labels = setting.labels(model, data, defense, "bounds")
+        setting.run.add(Row(**labels, metric=name, value=value) for name, value in measures.items())
 
     def _training(self, setting: DgpSetting, model: str, data: Dataset, defense: str) -> CollaborativeTraining:
         scale = setting.scale
@@ -282,28 +275,26 @@ def convergence(results: DgpResults) -> Tabulated:
     lines: list[TableLine] = []
     holds: Cases = {}
     tighter: Cases = {}
-    for training, measures in results.trainings("bounds").items():
+    trainings = results.trainings("bounds")
+    for training in trainings.keys:
+        of = partial(trainings.of, training)
         for name, title in BOUNDS.items():
-            check, case = _checked(measures, name), f"{title}, {training.defense}"
+            means = (fmean(x.value for x in of(f"{name}_{part}").values()) for part in PARTS)
+            check, case = theorems.Checked(*means), f"{title}, {training.defense}"
             if check.bound == 0:  # everything is sent, so there is no residual
                 continue
             holds[case] = _sure(1 - check.measured / check.bound)
             tighter[case] = _sure(1 - min(check.bound / check.trivial, ENDLESS))
             cells: Cells = {"measured": f"{check.measured:.3g}", "says at most": f"{check.bound:.3g}"}
             cells |= {"as tight as its proof allows": f"{check.tight:.3g}", "without a theorem": f"{check.trivial:.3g}"}
-            cells |= {"gamma 1, all tensors": mean(measures["gamma_1_whole"])}
-            cells |= {"K, at least": mean(measures["smoothness"])}
+            cells |= {"gamma 1, all tensors": mean(of("gamma_1_whole"))}
+            cells |= {"K, at least": mean(of("smoothness"))}
             mark = "broken" if not check.holds else "says nothing" if check.vacuous else ""
             lines.append(TableLine({"theorem": title, "defense": training.defense}, cells, "", mark))
     return lines, [
         judge("Lemma 1 and Theorem 2 hold: what is measured is below what they say", holds, "every", unit=""),
         judge("and say more than the assumptions alone, (t G)^2 and G^2", tighter, "every", unit=""),
     ]
-
-
-def _checked(measures: Mapping[str, Measure], name: str) -> theorems.Checked:
-    """Return the mean of each part over the seeds."""
-    return theorems.Checked(*(fmean(x.value for x in measures[f"{name}_{part}"].values()) for part in PARTS))
 
 
 def _sure(value: float) -> Estimate:

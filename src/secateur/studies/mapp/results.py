@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
-from functools import cached_property
 from operator import sub
-from typing import Any, NamedTuple
+from typing import Literal, NamedTuple
 
 from secateur.catalogue import name_of
 from secateur.metrics.estimates import Measure, average, average_on_same, combine
@@ -54,7 +52,18 @@ class Query(NamedTuple):
     updates: int = 1
 
 
+class Metric(NamedTuple):
+    """A measure of a federation's server, of its average client, or of the average client with a smaller model."""
+
+    name: str
+    query: Query | None = None  # None: not a measure of an attack
+    of: Literal["server", "clients", "small"] = "clients"
+
+
 YEOM = Query()
+EXPOSURE, ACCURACY = Metric("advantage", YEOM), Metric("test_accuracy")
+SMALL_ACCURACY = Metric("test_accuracy", of="small")
+SERVER_ACCURACY, SERVER_EXPOSURE = Metric("test_accuracy", of="server"), Metric("advantage", YEOM, "server")
 
 
 @dataclass(frozen=True)
@@ -75,20 +84,6 @@ class MappResults(Results[MappFederation]):
             return None
         return Query(row.attack, row.extra.get("batches", MIXED), row.extra.get("updates", 1))
 
-    @cached_property
-    def federations(self) -> list[MappFederation]:
-        """All federations, in the order in which they were run."""
-        return list(self.cells)
-
-    @cached_property
-    def queries(self) -> list[Query]:
-        """All queries of attacks."""
-        return self.attacks_on()
-
-    def server(self, federation: MappFederation, metric: str, query: Query | None = None) -> Measure:
-        """Return the metric of the server's last model, by seed."""
-        return self.of(federation, metric, query, scope="server")
-
     def client(self, federation: MappFederation, client: int, metric: str, query: Query | None = None) -> Measure:
         """Return the metric of one client, by seed."""
         return self.of(federation, metric, query, scope="client", client=client)
@@ -103,16 +98,16 @@ class MappResults(Results[MappFederation]):
                 by_seed.setdefault(row.seed, {})[row.extra["client"]] = estimate(row)
         return by_seed
 
-    def average(
-        self, federation: MappFederation, metric: str, query: Query | None = None, small: bool | None = None
-    ) -> Measure:
-        """Return the metric of the average client, by seed.
+    def value(self, federation: MappFederation | None, metric: Metric) -> Measure:
+        """Return a metric by seed; it is empty if it was not measured.
 
-        Accuracies of all clients are on the same test examples; attacks ask about each client's own members. If `small`
-        is not set, only small clients count in a federation of clients that train alone, as in the paper.
+        Accuracies of all clients are on the same test examples; attacks ask about each client's own members. Only
+        small clients count in a federation of clients that train alone, as in the paper.
         """
-        by_seed = self.clients(federation, metric, query, federation.alone if small is None else small)
-        pooled = average if query else average_on_same
+        if federation is None or metric.of == "server":
+            return self.of(federation, metric.name, metric.query, scope="server")
+        by_seed = self.clients(federation, metric.name, metric.query, federation.alone or metric.of == "small")
+        pooled = average if metric.query else average_on_same
         return {seed: pooled(list(clients.values())) for seed, clients in by_seed.items()}
 
     def sizes(self, federation: MappFederation) -> dict[int, dict[int, int]]:
@@ -131,39 +126,13 @@ class MappResults(Results[MappFederation]):
             for client, value in clients.items()
         ]
 
-    def other(self, federation: MappFederation, **changes: Any) -> MappFederation | None:
-        """Return the federation that differs by these changes alone, if there is one."""
-        wanted = federation._replace(**changes)
-        return wanted if wanted in self.cells else None
-
     def fedavg(self) -> tuple[MappFederation | None, MappFederation | None]:
         """Return FedAvg with the smallest and with the largest network."""
         plain = sorted(self.select(submodels="none"), key=lambda federation: federation.unit)
         return (plain[0], plain[-1]) if len(plain) > 1 else (None, plain[0] if plain else None)
 
-    def exposure(self, federation: MappFederation) -> Measure:
-        """Return the average client's advantage."""
-        return self.average(federation, "advantage", YEOM)
-
-    def accuracy(self, federation: MappFederation) -> Measure:
-        """Return the average client's accuracy."""
-        return self.average(federation, "test_accuracy")
-
-    def small_accuracy(self, federation: MappFederation) -> Measure:
-        """Return the average accuracy of the clients with smaller models."""
-        return self.average(federation, "test_accuracy", small=True)
-
-    def server_accuracy(self, federation: MappFederation) -> Measure:
-        """Return the server's accuracy."""
-        return self.server(federation, "test_accuracy")
-
-    def server_exposure(self, federation: MappFederation) -> Measure:
-        """Return the server's advantage."""
-        return self.server(federation, "advantage", YEOM)
-
-    def compare(self, one: MappFederation | None, other: MappFederation | None, measure: Measured) -> Estimate | None:
-        """Return one federation's measure minus the other's; None if a federation is missing."""
-        return combine(sub, *(measure(self, federation) if federation else {} for federation in (one, other)))
-
-
-Measured = Callable[[MappResults, MappFederation], Measure]
+    def compare(
+        self, one: MappFederation | None, other: MappFederation | None, metric: Metric, than: Metric | None = None
+    ) -> Estimate | None:
+        """Return one federation's metric minus the other's; `than` is the other's metric, if it is another one."""
+        return combine(sub, self.value(one, metric), self.value(other, than or metric))

@@ -9,30 +9,40 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import replace
 from itertools import pairwise
+from operator import sub
 from typing import NamedTuple
 
 from secateur.catalogue import name_of
 from secateur.metrics.estimates import Measure, average_on_same, combine, exposure_correlation, mean
 from secateur.metrics.membership import Estimate
-from secateur.studies.claims import Cases, Finding, judge
-from secateur.studies.mapp.results import YEOM, MappFederation, MappResults, Measured, Query
+from secateur.studies.claims import Cases, Finding, judge, negate
+from secateur.studies.mapp.results import (
+    ACCURACY,
+    EXPOSURE,
+    SERVER_ACCURACY,
+    SERVER_EXPOSURE,
+    SMALL_ACCURACY,
+    YEOM,
+    MappFederation,
+    MappResults,
+    Metric,
+    Query,
+)
 from secateur.studies.table import Cells, TableLine, Tabulated, printed
 
 NEAR = 0.02  # of accuracy, for "similar" or "competitive", of which the paper gives no number
 LITTLE = 0.01  # of advantage
 INDEPENDENT = ":coupling=independent"
 QUERIES = "How the attacker asks: Yeom's advantage on the average client and server, over all federations here"
-EXPOSURE, ACCURACY, SMALL = MappResults.exposure, MappResults.accuracy, MappResults.small_accuracy
-SERVER, SERVER_EXPOSURE = MappResults.server_accuracy, MappResults.server_exposure
 
 
 class Claim(NamedTuple):
-    """A claim that a measure of one federation is above that of another; both are named by rule."""
+    """A claim that a metric of one federation is above that of another; both are named by rule."""
 
     text: str
     higher: str
     lower: str
-    measure: Measured
+    metric: Metric
     case: str = "average client"
     bound: float = 0.0
 
@@ -49,30 +59,36 @@ RULE_CLAIMS = (
 )
 BASELINE_CLAIMS = (
     Claim("FedAvg with the small model exposes clients less", "large", "small", EXPOSURE),
-    Claim("FedAvg with the small model costs the server accuracy", "large", "small", SERVER, "server"),
-    Claim("MaPP-FL's small clients are more accurate than alone", "mapp-fl", "local", SMALL),
+    Claim("FedAvg with the small model costs the server accuracy", "large", "small", SERVER_ACCURACY, "server"),
+    Claim("MaPP-FL's small clients are more accurate than alone", "mapp-fl", "local", SMALL_ACCURACY),
 )
 CLIENT_CLAIMS = (
-    Claim(GAIN, "mapp-fl", "local", SMALL, "average", 0.10),
+    Claim(GAIN, "mapp-fl", "local", SMALL_ACCURACY, "average", 0.10),
     Claim("FedAvg's server is exposed most with the large model", "large", "small", SERVER_EXPOSURE, "server"),
     Claim("MaPP-FL exposes the server less than FedAvg does", "large", "mapp-fl", SERVER_EXPOSURE, "server"),
-    Claim("MaPP-FL's server is more accurate than FedAvg's with the small model", "mapp-fl", "small", SERVER, "server"),
+    Claim(
+        "MaPP-FL's server is more accurate than FedAvg's with the small model",
+        "mapp-fl",
+        "small",
+        SERVER_ACCURACY,
+        "server",
+    ),
 )
 
 
 def rules(results: MappResults) -> Tabulated:
     """Return Table 5 and Fig. 4: every channel rule with two large clients."""
-    lines = [_rule_line(results, federation, "table_5") for federation in results.federations]
+    lines = [_rule_line(results, federation, "table_5") for federation in results.keys]
     known, named = _rules(results), _by_name(results)
     resampled = (("osr", "heterofl-r"), ("gsr", "mapp-fl-r"), ("fdropout", "ufr"))
     fixed = {f"{f} over {new}": results.compare(known.get(f), known.get(new), ACCURACY) for new, f in resampled}
-    served = {name: results.compare(rule, named.get("large"), SERVER) for name, rule in known.items()}
+    served = {name: results.compare(rule, named.get("large"), SERVER_ACCURACY) for name, rule in known.items()}
     claim = "every rule's server is about as accurate as FedAvg with the large model"
     findings = [
-        *_judged(results, RULE_CLAIMS),
+        *_judge_all(results, RULE_CLAIMS),
         judge("fixed channel sets make more accurate clients than resampled ones", fixed, "every"),
         judge(f"{claim} (at most {100 * NEAR:g} less)", served, bound=-NEAR),
-        *_judged(results, BASELINE_CLAIMS),
+        *_judge_all(results, BASELINE_CLAIMS),
     ]
     return lines, [finding for finding in findings if finding.measured != "not measured here"]
 
@@ -89,11 +105,11 @@ def rules_and_clients(results: MappResults) -> Tabulated:
 def by_client(results: MappResults) -> Tabulated:
     """Return Table 2: client by client, two of them large."""
     lines = []
-    sizes = results.sizes(results.federations[0])
+    sizes = results.sizes(results.keys[0])
     first = sizes[min(sizes)]
     for client in sorted(first):
         cells: Cells = {}
-        for federation in results.federations:
+        for federation in results.keys:
             name = f"{federation.title} ({federation.unit})"
             cells[f"{name} accuracy"] = mean(results.client(federation, client, "test_accuracy"))
             cells[f"{name} advantage"] = mean(results.client(federation, client, "advantage", YEOM))
@@ -101,7 +117,7 @@ def by_client(results: MappResults) -> Tabulated:
         lines.append(TableLine(labels, cells, _table2(first[client], client)))
     lines += [
         replace(_rule_line(results, federation, "table_2_server"), part="Server and average client")
-        for federation in results.federations
+        for federation in results.keys
     ]
     mapp, local = (results.one(submodels=name) for name in ("mapp-fl", "local"))
     gains: Cases = {}
@@ -109,9 +125,9 @@ def by_client(results: MappResults) -> Tabulated:
         alone = results.clients(local, "test_accuracy", small=True)
         for client in sorted(next(iter(alone.values()), {})):
             accuracy = [results.client(federation, client, "test_accuracy") for federation in (mapp, local)]
-            gains[f"client {client}"] = combine(lambda one, other: one - other, *accuracy)
+            gains[f"client {client}"] = combine(sub, *accuracy)
     together = judge("every small client does better with MaPP-FL than alone", gains, "every")
-    return lines, [together, *_judged(results, CLIENT_CLAIMS)]
+    return lines, [together, *_judge_all(results, CLIENT_CLAIMS)]
 
 
 def by_large(results: MappResults) -> Tabulated:
@@ -120,30 +136,30 @@ def by_large(results: MappResults) -> Tabulated:
     The paper's numbers and claims are those of zeroed cells; federations that keep them have lines of their own.
     """
     lines = []
-    for federation in sorted(results.federations, key=lambda federation: federation.large):
+    for federation in sorted(results.keys, key=lambda federation: federation.large):
         labels = {"large clients": str(federation.large), "rule": federation.title}
         numbers = printed("mapp", "table_4", results.rows[0].dataset, str(federation.large), federation.submodels)
         paper = _paper(numbers) if federation.uncovered == "zero" else ""
         lines.append(TableLine(labels, summary(results, federation), paper))
     mapp = {f"{x.large} large": x for x in results.select(submodels="mapp-fl", uncovered="zero")}
 
-    def cases(higher: str, lower: str, measure: Measured) -> Cases:
-        """Return one rule's measure less another's, by the number of large clients."""
+    def cases(higher: str, lower: str, metric: Metric) -> Cases:
+        """Return one rule's metric less another's, by the number of large clients."""
         return {
-            name: results.compare(results.other(x, submodels=higher), results.other(x, submodels=lower), measure)
+            name: results.compare(results.other(x, submodels=higher), results.other(x, submodels=lower), metric)
             for name, x in mapp.items()
         }
 
     small = mapp.get("0 large")
     hetero = None if small is None else results.other(small, submodels="heterofl")
-    worse = {"average client": _gap(results, small, ACCURACY, SERVER)}
-    as_good = {"average client": _gap(results, hetero, SERVER, ACCURACY)}
+    worse = {"average client": results.compare(small, small, ACCURACY, SERVER_ACCURACY)}
+    as_good = {"average client": results.compare(hetero, hetero, SERVER_ACCURACY, ACCURACY)}
     order = (RULE_CLAIMS[0], RULE_CLAIMS[3]._replace(text="MaPP-FL's clients are more accurate than FDropout's"))
     claim = "without large clients HeteroFL's server is as good as its clients"
     return lines, [
         *(
-            judge(text, cases(higher, lower, measure), bound=bound)
-            for text, higher, lower, measure, _, bound in (*order, RULE_CLAIMS[2], RULE_CLAIMS[1])
+            judge(text, cases(higher, lower, metric), bound=bound)
+            for text, higher, lower, metric, _, bound in (*order, RULE_CLAIMS[2], RULE_CLAIMS[1])
         ),
         judge("without large clients MaPP-FL's server is worse than its clients", worse),
         judge(f"{claim} (at most {100 * NEAR:g} points less)", as_good, bound=-NEAR),
@@ -153,7 +169,7 @@ def by_large(results: MappResults) -> Tabulated:
 def coupled(results: MappResults) -> Tabulated:
     """Return Table 6: channels drawn layer by layer, or inputs and outputs independently."""
     lines, cases = [], Cases()
-    for federation in results.federations:
+    for federation in results.keys:
         rule = federation.submodels.removesuffix(INDEPENDENT)
         coupling = "layer by layer" if rule == federation.submodels else "independent"
         labels = {"rule": rule, "inputs and outputs": coupling}
@@ -167,14 +183,13 @@ def coupled(results: MappResults) -> Tabulated:
 def correlations(results: MappResults, smallest: int) -> Tabulated:
     """Return Table 3: Pearson's r of log10 dataset size and advantage by network."""
     lines, cases = [], Cases()
-    for federation in results.federations:
+    for federation in results.keys:
         result = exposure_correlation(results.points(federation), smallest)
         cells: Cells = {"r": "too few clients", "p": "", "clients": "", "excluded": ""}
         if result is not None:
             cells = {"r": result.r, "p": f"{result.p:.2g}"}
             cells |= {"clients": str(result.clients), "excluded": str(result.excluded)}
-        r = None if result is None else result.r
-        cases[federation.model] = None if r is None else Estimate(-r.value, -r.high, -r.low)
+        cases[federation.model] = None if result is None else negate(result.r)
         paper = printed("mapp", "table_3", results.rows[0].dataset, federation.model)
         parameters = printed("mapp", "parameters", federation.model) or ""
         labels = {"network": federation.model, "parameters": parameters}
@@ -186,11 +201,11 @@ def correlations(results: MappResults, smallest: int) -> Tabulated:
 def complexity(results: MappResults, smallest: int) -> Tabulated:
     """Return Fig. 1: correlation of dataset size and advantage, and the average accuracy and advantage, by network."""
     lines, findings = correlations(results, smallest)
-    for line, federation in zip(lines, results.federations, strict=True):
+    for line, federation in zip(lines, results.keys, strict=True):
         line.cells.update(summary(results, federation))
-    pairs = list(pairwise(sorted(results.federations, key=lambda federation: federation.unit)))
-    for name, measure in (("advantage", EXPOSURE), ("clients' accuracy", ACCURACY)):
-        cases = {f"{b.model} over {a.model}": results.compare(b, a, measure) for a, b in pairs}
+    pairs = list(pairwise(sorted(results.keys, key=lambda federation: federation.unit)))
+    for name, metric in (("advantage", EXPOSURE), ("clients' accuracy", ACCURACY)):
+        cases = {f"{b.model} over {a.model}": results.compare(b, a, metric) for a, b in pairs}
         findings.append(judge(f"the {name} rises with the model's size (Fig. 1b)", cases))
     return lines, findings
 
@@ -198,21 +213,23 @@ def complexity(results: MappResults, smallest: int) -> Tabulated:
 def attackers(results: MappResults) -> Tabulated:
     """Return a table of the methods under stronger attackers, to test their ranking (not in the paper)."""
     lines = []
-    queries = [query for query in results.queries if query.batches == YEOM.batches and query.updates == 1]
-    for federation in results.federations:
+    queries = [query for query in results.attacks if query.batches == YEOM.batches and query.updates == 1]
+    for federation in results.keys:
         for query in queries:
             names = {"client_advantage": "advantage", "auc": "auc", "tpr_at_fpr_0.01": "tpr_at_fpr_0.01"}
-            cells: Cells = {title: mean(results.average(federation, name, query)) for title, name in names.items()}
-            cells["client_accuracy"] = mean(results.accuracy(federation))
+            cells: Cells = {
+                title: mean(results.value(federation, Metric(name, query))) for title, name in names.items()
+            }
+            cells["client_accuracy"] = mean(results.value(federation, ACCURACY))
             labels = {"rule": federation.title, "network": federation.model, "attack": query.attack}
             lines.append(TableLine(labels, cells))
     mapp = results.one(submodels="mapp-fl")
-    others = [x for x in results.federations if x != mapp and x.submodels in ("heterofl", "none")]
+    others = [x for x in results.keys if x != mapp and x.submodels in ("heterofl", "none")]
 
     def over(metric: str, compared: Iterable[Query]) -> Cases:
         """Return the metric of the other rules minus that of MaPP-FL."""
         return {
-            f"{query.attack}: {other.title} {other.unit}": results.compare(other, mapp, _metric(metric, query))
+            f"{query.attack}: {other.title} {other.unit}": results.compare(other, mapp, Metric(metric, query))
             for query in (compared if mapp else ())
             for other in others
         }
@@ -222,8 +239,8 @@ def attackers(results: MappResults) -> Tabulated:
     ranked = [query for query in queries if query == YEOM or query not in thresholds]
     lira = next((query for query in queries if query.attack == "lira"), None)
     stronger: Cases = {
-        f"{x.title} {x.unit}": _gap(results, x, _metric("auc", lira), _metric("auc", YEOM)) if lira else None
-        for x in results.federations
+        f"{x.title} {x.unit}": results.compare(x, x, Metric("auc", lira), Metric("auc", YEOM)) if lira else None
+        for x in results.keys
     }
     less_exposed = "MaPP-FL's clients are less exposed than FedAvg's and HeteroFL's, whoever attacks"
     anywhere = "and wherever Yeom's threshold lies (advantage; not in the paper)"
@@ -238,14 +255,14 @@ def joined(results: MappResults) -> Tabulated:
     """Return a table of sub-models with pruned uploads and with withheld weights (not in the paper)."""
     lines = [
         TableLine({"rule": federation.submodels, "defense": federation.defense}, summary(results, federation))
-        for federation in results.federations
+        for federation in results.keys
     ]
     private, costly = Cases(), Cases()
-    for federation in results.federations:
+    for federation in results.keys:
         if federation.defense != "none":
             bare = results.other(federation, defense="none")
             private[federation.title] = results.compare(bare, federation, EXPOSURE)
-            costly[federation.title] = results.compare(bare, federation, SERVER)
+            costly[federation.title] = results.compare(bare, federation, SERVER_ACCURACY)
     return lines, [
         judge("a defense on top exposes sub-model clients less (not in the paper)", private),
         judge("and it costs the server accuracy (not in the paper)", costly),
@@ -254,15 +271,18 @@ def joined(results: MappResults) -> Tabulated:
 
 def by_query(results: MappResults) -> list[TableLine]:
     """Return one line per mode of Yeom's attack: batches in which examples are scored, and number of updates."""
-    queries = [query for query in results.queries if query.attack == "yeom"]
+    queries = [query for query in results.attacks if query.attack == "yeom"]
     # Clients that send updates are attacked in all modes.
-    senders = [federation for federation in results.federations if federation.submodels != "local"]
+    senders = [federation for federation in results.keys if federation.submodels != "local"]
     lines = []
     for query in queries if len(queries) > 1 else []:
         cells: Cells = {
-            "client_advantage": overall([results.average(sender, "advantage", query) for sender in senders]),
-            "server_advantage": overall([results.server(sender, "advantage", query) for sender in senders]),
-            "client_auc": overall([results.average(sender, "auc", query) for sender in senders]),
+            title: overall([results.value(sender, metric) for sender in senders])
+            for title, metric in (
+                ("client_advantage", Metric("advantage", query)),
+                ("server_advantage", Metric("advantage", query, "server")),
+                ("client_auc", Metric("auc", query)),
+            )
         }
         labels = {"scoring batches": query.batches, "updates": str(query.updates)}
         lines.append(TableLine(labels, cells, mark="as above" if query == YEOM else "", part=QUERIES))
@@ -278,11 +298,11 @@ def overall(measures: list[Measure]) -> Estimate | None:
 
 def summary(results: MappResults, federation: MappFederation) -> Cells:
     """Return the accuracy and advantage of the server and of the average client."""
+    metrics = {"server_accuracy": SERVER_ACCURACY, "server_advantage": SERVER_EXPOSURE}
+    metrics |= {"client_accuracy": ACCURACY, "client_advantage": EXPOSURE}
     return {
-        "server_accuracy": None if federation.alone else mean(results.server_accuracy(federation)),
-        "server_advantage": None if federation.alone else mean(results.server_exposure(federation)),
-        "client_accuracy": mean(results.accuracy(federation)),
-        "client_advantage": mean(results.exposure(federation)),
+        title: None if federation.alone and metric.of == "server" else mean(results.value(federation, metric))
+        for title, metric in metrics.items()
     }
 
 
@@ -305,24 +325,13 @@ def _by_name(results: MappResults) -> dict[str, MappFederation | None]:
     return {**_rules(results), "small": small, "large": large, "local": results.one(submodels="local")}
 
 
-def _judged(results: MappResults, claims: Iterable[Claim]) -> list[Finding]:
+def _judge_all(results: MappResults, claims: Iterable[Claim]) -> list[Finding]:
     """Judge claims about two federations each."""
     named = _by_name(results)
     return [
-        judge(text, {case: results.compare(named.get(higher), named.get(lower), measure)}, bound=bound)
-        for text, higher, lower, measure, case, bound in claims
+        judge(text, {case: results.compare(named.get(higher), named.get(lower), metric)}, bound=bound)
+        for text, higher, lower, metric, case, bound in claims
     ]
-
-
-def _metric(metric: str, query: Query) -> Measured:
-    return lambda results, federation: results.average(federation, metric, query)
-
-
-def _gap(results: MappResults, federation: MappFederation | None, one: Measured, other: Measured) -> Estimate | None:
-    """Return one measure of a federation minus another."""
-    if federation is None:
-        return None
-    return combine(lambda a, b: a - b, one(results, federation), other(results, federation))
 
 
 def _table2(size: int, client: int) -> str:

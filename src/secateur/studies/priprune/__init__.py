@@ -7,7 +7,7 @@ scales others stand in for them (scales.json), and every row names them.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import product
@@ -15,7 +15,7 @@ from typing import Any
 
 import torch
 
-from secateur.catalogue import Choice, name_of
+from secateur.catalogue import Choice
 from secateur.config import Federate, dump, read
 from secateur.data.dataset import Dataset
 from secateur.errors import WrongInput
@@ -36,12 +36,12 @@ from secateur.studies.priprune.scale import (
     scale_of,
 )
 from secateur.studies.priprune.theory import FIVE
-from secateur.studies.study import Request, StudyPlan, register, run_steps
+from secateur.studies.study import Request, StudyPlan, register, run_steps, select_steps
 from secateur.studies.table import Tabulated
 
 Steps = Callable[[PripruneScale], Sequence[Federations]]
 Also = Callable[[PripruneScale, Run, Federate, Dataset, torch.device, int, Choice], None]
-PARTS = ("bases", "defenses", "broadcast")  # parts of a study that `--set` can select from
+PARTS = {name: name for name in ("bases", "defenses", "broadcast")}  # fields that `--set` can select from
 INTERVALS = {
     True: "Leakage is the mean over the attacked rounds, in brackets Student's 95 % interval over these; "
     "accuracies have Wilson's. Another seed may differ by more.",
@@ -68,10 +68,10 @@ class FederatedStudy:
 
     def plan(self, request: Request) -> StudyPlan:
         """Return the plan of all federations for every seed."""
-        parts = {key: value for key, _, value in (text.partition("=") for text in request.overrides) if key in PARTS}
-        scale = scale_of(request.scale, [text for text in request.overrides if text.partition("=")[0] not in PARTS])
+        parts = [text for text in request.overrides if text.partition("=")[0] in PARTS]
+        scale = scale_of(request.scale, [text for text in request.overrides if text not in parts])
         config = read(Federate, None, {name: request.options.get(name) for name in ("seeds", "device")})
-        steps, device = select_steps(self.steps(scale), parts), device_of(config)
+        (steps, _), device = select_steps(self.steps(scale), parts, PARTS), device_of(config)
         setting = PripruneSetting(scale, request.options, config.seeds, tuple(step.data for step in steps))
         ready = [federations for step in steps for federations in setting.configs(step)]
         if not ready:
@@ -82,7 +82,7 @@ class FederatedStudy:
         tested = {name: len(data.inputs) - data.train_size for name, data in datasets.items()}
         stands = {(federations.config.model, federations.data.name): federations.paper for federations in ready}
         also = None if self.also is None else partial(self.also, scale)
-        more = {"only": parts} if parts else {}
+        more = {"only": dict(text.split("=", 1) for text in parts)} if parts else {}
         measure_all = partial(_run, ready, device, config.seeds, also)
 
         return StudyPlan(
@@ -91,36 +91,6 @@ class FederatedStudy:
             facts=lambda rows: _facts(scale, rows, ready) | {"seeds": config.seeds},
             intervals=INTERVALS[len(config.seeds) == 1],
         )
-
-
-def select_steps(steps: Sequence[Federations], parts: Mapping[str, str]) -> list[Federations]:
-    """Select a part of a study, to run on a separate machine, by `bases=prunefl,snip` or `defenses=none,priprune`.
-
-    A name selects all its settings; the study's full text (pseudo-largest:rate=0.3) selects one. `broadcast=dense`
-    selects the federations with a dense broadcast.
-    """
-    left = []
-    for step in steps:
-        selected: dict[str, Any] = {part: _among(_texts(step, part), wanted) for part, wanted in parts.items()}
-        if all(selected.values()):
-            selected |= {"broadcast": step.broadcast} if "broadcast" in selected else {}
-            left.append(replace(step, **selected))
-    if not left:
-        known = {part: dict.fromkeys(text for step in steps for text in _texts(step, part)) for part in PARTS}
-        choices = ", its ".join(f"{part} are {', '.join(texts)}" for part, texts in known.items())
-        raise WrongInput("set", f"leaves nothing of this study; its {choices}")
-    return left
-
-
-def _texts(step: Federations, part: str) -> tuple[str, ...]:
-    """Return all values of a part in a step."""
-    values = getattr(step, part)
-    return (values,) if isinstance(values, str) else values
-
-
-def _among(texts: Sequence[str], wanted: str) -> tuple[str, ...]:
-    names = [name.strip() for name in wanted.split(",")]
-    return tuple(text for text in texts if text in names or name_of(text) in names)
 
 
 def _run(
@@ -169,12 +139,12 @@ def _rates(bases: Sequence[str], scale: PripruneScale) -> tuple[str, ...]:
     return tuple(f"{base}:rate={rate:g}" for base in bases for rate in scale.rates)
 
 
-def _defended(defenses: Sequence[str], **more: Any) -> Steps:
+def _defend(defenses: Sequence[str], **more: Any) -> Steps:
     """Return the function of PruneFL's federations under defenses, the same at every scale."""
     return lambda scale: [Federations(defenses=tuple(defenses), **more)]
 
 
-def _attacked(bases: Sequence[str], *more: str, broadcasts: Sequence[str] = ("dense",)) -> Steps:
+def _attack_all(bases: Sequence[str], *more: str, broadcasts: Sequence[str] = ("dense",)) -> Steps:
     """Return the function of short federations by base pruning and rate, under both attacks."""
     return lambda scale: [
         Federations((*more, *_rates(bases, scale)), attacks=BOTH, broadcast=broadcast, brief=True)  # type: ignore[arg-type]
@@ -225,21 +195,21 @@ def _networks_and_rounds(scale: PripruneScale) -> list[Federations]:
 
 STUDIES = {
     "priprune-fig2": FederatedStudy(theory.tabulate(RATE), _femnist_by_rate, theory.bound),
-    "priprune-fig3": FederatedStudy(attack_tables.fig3, _attacked(FIVE, broadcasts=("dense", "masked"))),
+    "priprune-fig3": FederatedStudy(attack_tables.fig3, _attack_all(FIVE, broadcasts=("dense", "masked"))),
     "priprune-fig4": FederatedStudy(theory.tabulate(RATE, BATCH), _rates_and_batches, theory.bound),
     "priprune-fig5": FederatedStudy(theory.tabulate(SIZE, ROUNDS), _networks_and_rounds, theory.bound),
-    "priprune-fig6": FederatedStudy(defense_tables.fig6, _defended(("none", *WITHHOLDING), attacks=REMEMBERING)),
+    "priprune-fig6": FederatedStudy(defense_tables.fig6, _defend(("none", *WITHHOLDING), attacks=REMEMBERING)),
     "priprune-fig8": FederatedStudy(defense_tables.fig8, _fixed_rates),
     "priprune-fig9": FederatedStudy(defense_tables.fig9, _both),
     "priprune-table2": FederatedStudy(defense_tables.table2, _both),
     "priprune-tablea1": FederatedStudy(defense_tables.tablea1, _lambdas),
-    "priprune-figa1": FederatedStudy(attack_tables.figa1, _attacked(("prunefl", "random"), "none")),
-    "priprune-figa2": FederatedStudy(attack_tables.figa2, _attacked(("prunefl",))),
-    "priprune-figa3": FederatedStudy(attack_tables.figa3, _attacked(FIVE, broadcasts=("masked",))),
-    "priprune-figa4": FederatedStudy(defense_tables.figa4, _defended([f"mix:largest={share}" for share in MIXES])),
+    "priprune-figa1": FederatedStudy(attack_tables.figa1, _attack_all(("prunefl", "random"), "none")),
+    "priprune-figa2": FederatedStudy(attack_tables.figa2, _attack_all(("prunefl",))),
+    "priprune-figa3": FederatedStudy(attack_tables.figa3, _attack_all(FIVE, broadcasts=("masked",))),
+    "priprune-figa4": FederatedStudy(defense_tables.figa4, _defend([f"mix:largest={share}" for share in MIXES])),
     "priprune-figa5": FederatedStudy(defense_tables.figa5, _largest),
     "priprune-alpha": FederatedStudy(
-        defense_tables.alpha, _defended(["none", *(f"priprune:{value}" for value in (*ALPHAS, EQ_17))])
+        defense_tables.alpha, _defend(["none", *(f"priprune:{value}" for value in (*ALPHAS, EQ_17))])
     ),
     "priprune-defenses": FederatedStudy(defense_tables.defenses, _all_defenses),
 }

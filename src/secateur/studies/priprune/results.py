@@ -132,7 +132,7 @@ def lines(
     results: PripruneResults, paper: Callable[[PripruneFederation], str] = lambda federation: ""
 ) -> list[TableLine]:
     """Return a line for each federation and attack: the last accuracy, and the leakage of the attacked updates."""
-    several = len(results.attacks_on()) > 1
+    several = len(results.attacks) > 1
     table = []
     for federation in results.cells:
         for attack in attackers(results, federation):

@@ -56,7 +56,7 @@ def risk_by_sparsity(results: AuditResults) -> Tabulated:
 def gaps(results: AuditResults) -> Tabulated:
     """Return Fig. 9: the gaps against attack accuracy."""
     lines = []
-    for model in results.models:
+    for model in results.keys:
         cells: Cells = {name: results.mean(model, name) for name in (*GAPS, "sensitivity_gap")}
         cells |= {f"samia {name}": results.mean(model, name, "samia") for name in ("attack_accuracy", "auc")}
         lines.append(TableLine({"model": model.title}, cells))
@@ -76,7 +76,7 @@ def gaps(results: AuditResults) -> Tabulated:
 def compared(results: AuditResults) -> Tabulated:
     """Return Figs. 10 and 11: every attack on every pruned model, beside the same attack and Conf on the original."""
     lines = []
-    for model in results.models:
+    for model in results.keys:
         for attack in results.attacks:
             names = ("attack_accuracy", "auc", "tpr_at_fpr_0.01")
             cells: Cells = {name: results.mean(model, name, attack) for name in names}
@@ -143,7 +143,7 @@ def unknown(results: AuditResults) -> Tabulated:
 def _risk_lines(results: AuditResults) -> list[TableLine]:
     """Return a line for each model: its accuracy, the attacks, and their change from the original."""
     lines = []
-    for model in results.models:
+    for model in results.keys:
         cells: Cells = {"test_accuracy": results.mean(model, "test_accuracy")}
         for attack in ATTACKS:
             cells |= {f"{attack} {name}": results.mean(model, name, attack) for name in ("attack_accuracy", "auc")}

@@ -43,7 +43,7 @@ def by_class(results: AuditResults) -> Tabulated:
     """Return Fig. 4: the means of members and non-members by class."""
     findings = []
     for name in QUANTITIES:
-        classes = {model: _divergences(results, name, model) for model in results.models}
+        classes = {model: _divergences(results, name, model) for model in results.keys}
         larger = {model.title: _class_change(classes[model], classes[model.source]) for model in results.pruned}
         claim = f"the divergence of {name} by class is increased after pruning"
         findings.append(judge(claim, larger, unit=UNITS[name]))
@@ -73,7 +73,7 @@ def utility(results: AuditResults) -> Tabulated:
     """Return Fig. 6: prediction accuracy by pruner and sparsity."""
     changes = {model.title: results.less(model, model.source, "test_accuracy") for model in results.pruned}
     lines = []
-    for model in results.models:
+    for model in results.keys:
         cells: Cells = {"test_accuracy": results.mean(model, "test_accuracy")}
         cells |= {"change from the original": changes[model.title]} if model in results.pruned else {}
         lines.append(TableLine({"model": model.title}, cells))
@@ -115,7 +115,7 @@ def _gap_change(results: AuditResults, name: str, larger: VictimKey, smaller: Vi
 
 def _histogram_lines(results: AuditResults) -> list[TableLine]:
     lines = []
-    for model in results.models:
+    for model in results.keys:
         for name in QUANTITIES:
             drawn = results.drawn(model, "histogram", name)
             cells: Cells = {
@@ -132,8 +132,8 @@ def _histogram_lines(results: AuditResults) -> list[TableLine]:
 def _class_lines(results: AuditResults) -> list[TableLine]:
     lines = []
     for name in QUANTITIES:
-        drawn = {model: results.drawn(model, "classes", name) for model in results.models}
-        classes = len(next(iter(drawn[results.models[0]].values()))["members"])
+        drawn = {model: results.drawn(model, "classes", name) for model in results.keys}
+        classes = len(next(iter(drawn[results.keys[0]].values()))["members"])
         for label in range(classes):
             cells: Cells = {}
             for model, figures in drawn.items():

@@ -98,7 +98,7 @@ def marks(results: AuditResults, model: VictimKey) -> list[str]:
 
 def _lines(results: AuditResults) -> list[TableLine]:
     lines = []
-    for model in results.models:
+    for model in results.keys:
         cells: Cells = {"test_accuracy": results.mean(model, "test_accuracy")}
         for attack in results.attacks:
             cells |= {f"{attack} {name}": results.mean(model, name, attack) for name in ("attack_accuracy", "auc")}
