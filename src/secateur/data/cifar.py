@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 
 from secateur.catalogue import method
-from secateur.data.archives import contents, read_pickle, reading
+from secateur.data.archives import contents, read_pickle
 from secateur.data.dataset import Dataset, dataset_of_pixels
 from secateur.data.fetch import PublicFile, fetch, md5
 from secateur.errors import WrongInput
@@ -107,8 +107,10 @@ def _load(layout: CifarLayout, folder: Path | None, download: bool) -> Dataset:
 def _batch(layout: CifarLayout, data: bytes, path: Path) -> tuple[np.ndarray, np.ndarray]:
     if path.suffix != ".bin":
         batch = read_pickle(data, path)
-        with reading(path):
-            pixels, labels = np.asarray(batch.get("data")), np.asarray(batch.get(layout.key))
+        pixels, names = batch.get("data"), batch.get(layout.key)
+        # a small pickle can repeat one list many times: a list of lists may stand for gigabytes
+        flat = isinstance(names, list) and len(names) <= len(data) and all(isinstance(name, int) for name in names)
+        pixels, labels = np.asarray(pixels if isinstance(pixels, np.ndarray) else 0), np.asarray(names if flat else 0)
     else:
         width = PIXELS + (2 if layout.classes == 100 else 1)  # CIFAR-100 has a coarse label before the fine one
         if len(data) % width:

@@ -1,0 +1,97 @@
+"""Data files that come from somebody else: a right result or one sentence; never a crash, or memory without bound."""
+
+import io
+import pickle
+import random
+import resource
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from scipy.io import loadmat, savemat
+
+from secateur.data import svhn
+from secateur.data.cifar import CIFAR10, _batch
+from secateur.errors import WrongInput
+
+PIXELS = np.random.default_rng(0).integers(0, 256, (32, 32, 3, 5), dtype=np.uint8)
+LABELS = np.array([[1], [10], [3], [7], [2]])
+
+
+def mat_file(compressed, labels=LABELS):
+    file = io.BytesIO()
+    savemat(file, {"X": PIXELS, "y": labels}, do_compression=compressed)
+    return file.getvalue()
+
+
+@pytest.mark.parametrize("compressed", [True, False])
+@pytest.mark.parametrize("kind", [np.uint8, np.int16, np.int32, np.int64, np.float32, np.float64])
+def test_a_matlab_file_reads_as_scipy_reads_it(tmp_path, compressed, kind):
+    path = tmp_path / "a.mat"
+    path.write_bytes(mat_file(compressed, LABELS.astype(kind)))
+    pixels, labels = svhn._read(path)
+    plain = loadmat(path)
+    assert np.array_equal(pixels, plain["X"].transpose(3, 2, 0, 1))
+    assert np.array_equal(labels, plain["y"].reshape(-1))
+
+
+@pytest.mark.parametrize(("index", "byte"), [(184, 100), (185, 1)])  # these ended the process inside scipy
+def test_a_changed_type_is_one_sentence(tmp_path, index, byte):
+    content = bytearray(mat_file(False))
+    content[index] = byte
+    path = tmp_path / "a.mat"
+    path.write_bytes(content)
+    with pytest.raises(WrongInput, match="cropped format"):
+        svhn._read(path)
+
+
+def test_mutated_matlab_files_are_read_or_refused(tmp_path):
+    draw, path = random.Random(0), tmp_path / "a.mat"
+    for number in range(600):
+        content = bytearray(mat_file(number % 2 == 0) if number < 2 else MATS[number % 2])
+        for _ in range(draw.randint(1, 4)):
+            content[draw.randrange(len(content) if draw.random() < 0.3 else 400)] = draw.randrange(256)
+        path.write_bytes(content[: draw.choice([None, None, draw.randrange(len(content))])])
+        try:
+            pixels, labels = svhn._read(path)
+        except WrongInput:
+            continue
+        assert pixels.shape == (len(labels), 3, 32, 32) and labels.min() >= 1
+
+
+MATS = [mat_file(True), mat_file(False)]
+
+
+def test_a_matlab_file_that_unpacks_to_gigabytes_is_refused_within_bounds(tmp_path):
+    import zlib
+
+    packer = zlib.compressobj(9)
+    zeros = b"\0" * 2**20
+    packed = b"".join(packer.compress(zeros) for _ in range(100)) + packer.flush()
+    head = b" " * 124 + b"\x00\x01IM"
+    path = tmp_path / "a.mat"
+    path.write_bytes(head + (15).to_bytes(4, "little") + len(packed).to_bytes(4, "little") + packed)
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    with pytest.raises(WrongInput, match="far more"):
+        svhn._read(path)
+    assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 400_000  # kB
+
+
+def test_a_pickle_that_repeats_one_list_is_refused_within_bounds(tmp_path):
+    inner = [0] * 1000
+    for _ in range(6):
+        inner = [inner] * 100  # 1e15 numbers, one list each level
+    content = pickle.dumps({"data": 0, "labels": inner}, protocol=2)
+    assert len(content) < 10_000
+    with pytest.raises(WrongInput, match="a label for every image"):
+        _batch(CIFAR10, content, tmp_path / "data_batch_1")
+
+
+@settings(max_examples=200, deadline=None)
+@given(st.binary(max_size=400))
+def test_bytes_after_the_head_are_read_or_refused(tmp_path_factory, content):
+    path = tmp_path_factory.getbasetemp() / "b.mat"
+    path.write_bytes(b" " * 124 + b"\x00\x01IM" + content)
+    with pytest.raises(WrongInput):
+        svhn._read(path)
