@@ -20,7 +20,7 @@ help:  ## show the targets
 	@touch $@
 
 .venv/dev: .venv/core
-	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev,ray,dp,flower]'
+	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev,ray,dp,flower,onnx,hf]'
 	@touch $@
 
 demo: .venv/core  ## audit a small network on embedded data, invert a few updates, and write a page of each

@@ -168,6 +168,7 @@ def audit(
     FILE.yaml is a run file; flags override its fields.
     """
     from secateur.experiments.audit import plan, run_audit
+    from secateur.experiments.black_box import can_only_be_asked, run_black_box
     from secateur.experiments.predictions import run_predictions
     from secateur.report.terminal import print_audit
 
@@ -176,8 +177,12 @@ def audit(
         typer.echo("\n".join(plan(settings)))
         return
     _check_writable(junit)
-    saved = settings.predictions
-    rows = run_audit(settings, out, export) if saved is None else run_predictions(settings, saved, out)
+    if settings.predictions is not None:
+        rows = run_predictions(settings, settings.predictions, out)
+    elif can_only_be_asked(settings):
+        rows = run_black_box(settings, out)
+    else:
+        rows = run_audit(settings, out, export)
     _print(rows, json_, print_audit, f"the page: {out / 'report.html'}")
     _hold(rows, settings.limits, junit)
 

@@ -84,6 +84,7 @@ class BlackBox:
 
     predict: Predict
     labels_only: bool = False  # then `predict` returns one-hot rows, which attacks that need probabilities refuse
+    metered: bool = False  # True if questions cost, as at an endpoint: gaps of moved inputs are then not measured
 
 
 @dataclass(frozen=True)

@@ -170,9 +170,8 @@ def test_only_the_first_few_names_are_given(tmp_path):
 
 
 def test_unreadable_weights(tmp_path):
-    torch.save({}, tmp_path / "net.pt")
-    with pytest.raises(WrongInput, match=r"net\.pt is not allowed; use a \.safetensors file"):
-        load_weights(nn.Linear(4, 3), tmp_path / "net.pt")
+    with pytest.raises(WrongInput, match=r"net\.h5 is not allowed; use a \.safetensors file, or a state dict"):
+        load_weights(nn.Linear(4, 3), tmp_path / "net.h5")
     save_file(state_of(nn.Linear(4, 3)), tmp_path / "cut.safetensors")
     whole = (tmp_path / "cut.safetensors").read_bytes()
     (tmp_path / "cut.safetensors").write_bytes(whole[:-7])

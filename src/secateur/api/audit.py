@@ -23,7 +23,7 @@ from secateur.errors import WrongInput
 from secateur.evaluation.membership import cache_answers
 from secateur.evaluation.records import ModelRecords
 from secateur.evaluation.validity import Accuracy, Validity, resemblance, validity_rows
-from secateur.experiments.black_box import BoxAudit, needs_no_shadows, sparsity_rows
+from secateur.experiments.black_box import ROWS, BoxAudit, needs_no_shadows, sparsity_rows
 from secateur.experiments.context import MOVES, check_installed, check_models, shortage
 from secateur.experiments.pipeline import build_fit
 from secateur.interfaces import Batch, BlackBox, Shadow
@@ -36,7 +36,6 @@ from secateur.seeding import derive
 from secateur.training.recipe import Recipe, Task
 
 Model = Any  # whatever `secateur.wrap` takes
-ROWS = 256  # by whose answers a model is checked, and logits are told from probabilities
 
 
 @dataclass(frozen=True)

@@ -55,7 +55,9 @@ class ModelRun(Common):
 class Audit(ModelRun):
     """`secateur audit`: membership leakage of pruned models."""
 
+    model: str = flag(base.DEFAULT_MODEL, base.ASKED_MODEL)
     predictions: Path | None = flag(None, "Saved predictions (.npz, .csv, .parquet) to audit instead of a model.")
+    before: str | None = flag(None, "The model before its compression: weights, or a file as --model takes.")
     pruner: Annotated[list[base.OnePruner], *base.ANY] = flag(
         "l1-unstructured,l1-structured,l2-structured,slimming", "Pruners (secateur list pruners), or none.", repeat=True
     )

@@ -81,7 +81,9 @@ Device = Annotated[str, Field(pattern=r"^(auto|cpu|cuda(:\d+)?)$"), Allowed(f"al
 
 DATA = "Data set: a name (secateur list datasets), an .npz, .csv or .parquet file, an image folder or module:function."
 DATA_FOLDER = "Folder of the data set's files. By default SECATEUR_DATA, else the cache."
-MODEL = "Model: a name (secateur list models) or module:function."
+MODEL = "Model: a name (secateur list models), module:function or timm:NAME."
+ASKED_MODEL = f"{MODEL} As it is: a file (.onnx, .pt2, TorchScript .pt), hf:FOLDER or an address, http://..."
+DEFAULT_MODEL = "digits-cnn"
 IMAGES = "Show training pictures on the page, and save them in the folder."
 NUMBER_OF_SEEDS = "Number of seeds (0, 1, ...), or a list of seeds such as 3,4."
 ITERATIONS = "Iterations of every attack. By default those of its paper."
@@ -142,8 +144,8 @@ class Common(Fields):
     """The fields that every run file may set."""
 
     schema_version: Literal[1] = Field(1, alias="schema", description="Version of the run file's schema.")
-    model: str = flag("digits-cnn", MODEL)
-    weights: Path | None = flag(None, "Weights of a trained model (.safetensors).")
+    model: str = flag(DEFAULT_MODEL, MODEL)
+    weights: Path | None = flag(None, "Weights of a trained model (.safetensors, .pt, .pth).")
     data: str = flag("digits", DATA)
     data_folder: Path | None = flag(None, DATA_FOLDER)
     inputs_are: Literal["pixels", "normalised"] | None = flag(

@@ -29,6 +29,7 @@ from secateur.evaluation.validity import (
     resemblance,
     validity_rows,
 )
+from secateur.experiments.black_box import can_only_be_asked, plan_black_box
 from secateur.experiments.context import (
     SeedContext,
     check_audit,
@@ -105,6 +106,8 @@ def plan(config: Audit) -> list[str]:
     """Describe the steps of an audit, a line each; refuse the configurations that the audit refuses."""
     if config.predictions is not None:
         return describe_plan(config, config.predictions)
+    if can_only_be_asked(config):
+        return plan_black_box(config)
     config = _with_possible_methods(config)
     check_audit(config)
     data, _, scaling = _prepare(config)

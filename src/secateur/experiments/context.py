@@ -22,7 +22,7 @@ from secateur.data.partition import Split, split_trained, victim_shadow
 from secateur.errors import WrongInput, require
 from secateur.gpu.determinism import device_key
 from secateur.interfaces import Batch, ChecksModel, CountsModels, TrainsWithPenalty
-from secateur.models.create import create
+from secateur.models.create import create, is_users_own, shrink
 from secateur.runs.folder import Run
 from secateur.seeding import derive
 from secateur.training.recipe import Recipe
@@ -70,7 +70,7 @@ class SeedContext:
         """The sha256 of the network: its layers, its first weights, and the source of a user's own network."""
         digest = hashlib.sha256(repr(self.net).encode())
         digest.update(fingerprint(*self.net.state_dict().values()).encode())
-        if ":" in self.config.model:
+        if is_users_own(self.config.model):
             digest.update(source_key("model", self.config.model).encode())
         return digest.hexdigest()
 
@@ -78,6 +78,8 @@ class SeedContext:
         """Return a new model of this structure, with the weights that this role starts from."""
         rng = derive(self.seed, "initialise", role)
         net = create(self.config.model, self.data.input_shape, self.data.classes, rng)
+        if self.config.weights is not None:
+            net = shrink(net, self.config.weights)
         return net if self.scratch is None else self.scratch.make().structure(net)
 
     def rows(self, indices: Tensor) -> Batch:

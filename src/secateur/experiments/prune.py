@@ -20,7 +20,6 @@ from secateur.experiments.threat_models import compress_by
 from secateur.gpu.determinism import deterministic
 from secateur.interfaces import Mask
 from secateur.models.create import create, load_weights, read_tensors
-from secateur.pruning.channels import is_depthwise
 from secateur.pruning.removal import remove
 from secateur.runs.artifacts import explained, version, write
 from secateur.runs.folder import open_run
@@ -124,7 +123,7 @@ def is_pruned_file(path: Path) -> bool:
 
 def load_pruned(path: Path | str) -> nn.Module:
     """Load a model written by `secateur prune`, in eval mode; its layers are smaller if channels were removed."""
-    tensors, metadata = read_tensors("weights", path)
+    _, metadata = read_tensors("weights", path)
     if "secateur" not in metadata:
         raise WrongInput("weights", f"{path} was not written by secateur prune: it carries no recipe")
     recipe: dict[str, Any] = json.loads(metadata["secateur"])
@@ -132,25 +131,4 @@ def load_pruned(path: Path | str) -> nn.Module:
     net = create(recipe["config"]["model"], tuple(recipe["input_shape"]), recipe["classes"], rng)
     if scratch := defense(recipe["config"]["defense"]).find_part("training"):
         net = scratch.make().structure(net)
-    shapes = {name: tuple(value.shape) for name, value in tensors.items()}
-    return load_weights(_resize(net, shapes), path).eval()
-
-
-def _resize(net: nn.Module, shapes: dict[str, tuple[int, ...]]) -> nn.Module:
-    """Resize the network's layers to the shapes of the saved tensors."""
-    for prefix, module in net.named_modules():
-        depthwise = is_depthwise(module)
-        for kind in ("_parameters", "_buffers"):
-            for name, value in getattr(module, kind).items():
-                shape = shapes.get(f"{prefix}.{name}" if prefix else name)
-                if value is not None and shape is not None and tuple(value.shape) != shape:
-                    empty = value.new_empty(shape)
-                    getattr(module, kind)[name] = nn.Parameter(empty) if kind == "_parameters" else empty
-        if isinstance(module, nn.Conv2d):
-            module.groups = module.weight.shape[0] if depthwise else module.groups
-            module.out_channels, module.in_channels = module.weight.shape[0], module.weight.shape[1] * module.groups
-        elif isinstance(module, nn.Linear):
-            module.out_features, module.in_features = module.weight.shape
-        elif isinstance(module, nn.BatchNorm2d | nn.BatchNorm1d) and module.affine:
-            module.num_features = module.weight.shape[0]
-    return net
+    return load_weights(net, path).eval()

@@ -55,11 +55,11 @@ def gaps(box: BlackBox, members: Batch, nonmembers: Batch, rng: Generator) -> di
 def behaviour(box: BlackBox, batch: Batch, rng: Generator) -> dict[str, Tensor]:
     """Return (N,) confidence and sensitivity of the true class, and True if the prediction is right.
 
-    Whole numbers, such as tokens, have no sensitivity: they cannot be moved by a little.
+    Whole numbers, such as tokens, have no sensitivity: they cannot be moved by a little. A metered box is not asked.
     """
     answers = probabilities(box, batch.inputs)
     values = {"confidence": true_probability(answers, batch.labels)}
-    if batch.inputs.is_floating_point():
+    if batch.inputs.is_floating_point() and not box.metered:
         moved = sensitivity(box, batch.inputs, rng, answers=answers)
         values["sensitivity"] = true_probability(moved, batch.labels)
     return values | {"accuracy": answers.argmax(1) == batch.labels}

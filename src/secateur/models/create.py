@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import json
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -11,10 +12,14 @@ from typing import Any
 import torch
 from torch import Generator, Tensor, nn
 from torch.func import functional_call
+from torch.nn.modules.conv import _ConvNd
 
 from secateur.catalogue import T, find, method, users_own
-from secateur.errors import NotFinite, WrongInput
+from secateur.errors import NotFinite, WrongInput, require
+from secateur.models.formats import PICKLES, clean_state, is_brought, read_state
 from secateur.models.sparsity import fold_masks
+
+TIMM = "timm:"  # before the name of a network of the package timm
 
 
 def model(name: str, paper: str) -> Callable[[T], T]:
@@ -56,12 +61,15 @@ def flat_size(features: nn.Module, input_shape: tuple[int, ...]) -> int:
 
 
 def create(name: str, input_shape: tuple[int, ...], classes: int, rng: Generator, **arguments: Any) -> nn.Module:
-    """Create a model of the catalogue, or by the user's own `module:function`, initialised from `rng` alone.
+    """Create a model of the catalogue, of `timm:NAME` or by the user's own `module:function`, from `rng` alone.
 
     The user's function gets `input_shape` and `classes` if it has parameters of these names.
     """
+    if is_brought(name):
+        how = "audit it without a pruner, or name its structure as module:function and its weights by --weights"
+        raise WrongInput("model", f"{name} can only be asked; {how}")
     shape = {"input_shape": tuple(input_shape), "classes": classes}
-    make: Callable[..., Any] = users_own("model", name) if ":" in name else find("model", name)
+    make: Callable[..., Any] = _maker(name)
     parameters = inspect.signature(make).parameters
     if not any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters.values()):
         shape = {key: value for key, value in shape.items() if key in parameters}
@@ -81,12 +89,38 @@ def create(name: str, input_shape: tuple[int, ...], classes: int, rng: Generator
     return fold_masks(net)
 
 
+def is_users_own(name: str) -> bool:
+    """Return True if a model is a user's own `module:function`.
+
+    Example:
+        >>> is_users_own("my_models:net"), is_users_own("resnet18"), is_users_own("timm:resnet18")
+        (True, False, False)
+    """
+    return ":" in name and not name.startswith(TIMM)
+
+
+def _maker(name: str) -> Callable[..., Any]:
+    if not name.startswith(TIMM):
+        return users_own("model", name) if ":" in name else find("model", name)
+    require("timm", "timm")
+    import timm
+
+    def make(input_shape: tuple[int, ...], classes: int) -> nn.Module:
+        inputs = channels(name, input_shape)
+        net: nn.Module = timm.create_model(
+            name.removeprefix(TIMM), pretrained=False, num_classes=classes, in_chans=inputs
+        )
+        return net
+
+    return make
+
+
 def check_untrained(name: str, input_shape: tuple[int, ...], classes: int) -> None:
     """Refuse a user's function that returns trained weights: its parameters are equal for two seeds.
 
     An audit would train these weights further, on a random split, and so would the attacker's models begin.
     """
-    if ":" not in name:
+    if not is_users_own(name):
         return
     states = [create(name, input_shape, classes, Generator().manual_seed(seed)).state_dict() for seed in (0, 1)]
     weights = [[value for value in state.values() if value.ndim > 1] for state in states]
@@ -162,25 +196,74 @@ def check_labels(field: str, labels: Tensor, classes: int) -> None:
 
 
 def load_weights(net: nn.Module, path: str | Path) -> nn.Module:
-    """Fill a model with the tensors of a .safetensors file and return it; refuse files that do not fit exactly."""
-    if Path(path).suffix != ".safetensors":
-        raise WrongInput("weights", f"{path} is not allowed; use a .safetensors file (no pickle is ever read)")
-    saved, _ = read_tensors("weights", path)
+    """Fill a model with the tensors of a file and return it; refuse files that do not fit exactly.
+
+    The file is .safetensors, or a state dict as .pt or .pth. Layers shrink where `secateur prune --remove` wrote it.
+    """
+    suffix = Path(path).suffix.lower()
+    if suffix in (".pt", ".pth", *PICKLES):
+        saved = read_state(Path(path))
+    elif suffix == ".safetensors":
+        saved = clean_state(read_tensors("weights", path)[0])
+        net = shrink(net, path)
+    else:
+        raise WrongInput("weights", f"{path} is not allowed; use a .safetensors file, or a state dict as .pt or .pth")
     if wrong := misfit(net.state_dict(), saved):
         raise WrongInput("weights", f"{path} does not fit the model; {wrong}")
     net.load_state_dict(saved)
     return net
 
 
-def read_tensors(field: str, path: str | Path) -> tuple[dict[str, Tensor], dict[str, str]]:
-    """Read the tensors of a .safetensors file by name, and its metadata."""
-    from safetensors import SafetensorError, safe_open
+def shrink(net: nn.Module, path: str | Path) -> nn.Module:
+    """Return the model with the layers of a file that `secateur prune --remove` wrote; for other files unchanged."""
+    from safetensors import safe_open
+
+    if Path(path).suffix.lower() != ".safetensors":
+        return net
+    with explain_tensors("weights", path), safe_open(path, framework="pt") as file:
+        recipe = json.loads((file.metadata() or {}).get("secateur", "{}"))
+        if not recipe.get("config", {}).get("remove"):
+            return net
+        return resize(net, {name: tuple(file.get_slice(name).get_shape()) for name in file.keys()})  # noqa: SIM118
+
+
+def resize(net: nn.Module, shapes: Mapping[str, tuple[int, ...]]) -> nn.Module:
+    """Resize the network's layers in place to the shapes of saved tensors; kept entries are the first ones."""
+    for prefix, module in net.named_modules():
+        depthwise = isinstance(module, _ConvNd) and 1 < module.groups == module.in_channels == module.out_channels
+        for kind in ("_parameters", "_buffers"):
+            for name, value in getattr(module, kind).items():
+                shape = shapes.get(f"{prefix}.{name}" if prefix else name)
+                if value is not None and shape is not None and tuple(value.shape) != shape:
+                    kept = value.detach()[tuple(map(slice, shape))].clone()
+                    getattr(module, kind)[name] = nn.Parameter(kept) if kind == "_parameters" else kept
+        if isinstance(module, nn.Conv2d):
+            module.groups = module.weight.shape[0] if depthwise else module.groups
+            module.out_channels, module.in_channels = module.weight.shape[0], module.weight.shape[1] * module.groups
+        elif isinstance(module, nn.Linear):
+            module.out_features, module.in_features = module.weight.shape
+        elif isinstance(module, nn.BatchNorm2d | nn.BatchNorm1d) and module.affine:
+            module.num_features = module.weight.shape[0]
+    return net
+
+
+@contextmanager
+def explain_tensors(field: str, path: str | Path) -> Iterator[None]:
+    """Turn an unreadable .safetensors file into one WrongInput."""
+    from safetensors import SafetensorError
 
     try:
-        with safe_open(path, framework="pt") as file:
-            return {name: file.get_tensor(name) for name in file.keys()}, file.metadata() or {}  # noqa: SIM118
-    except (SafetensorError, OSError) as error:
+        yield
+    except (SafetensorError, OSError, ValueError) as error:
         raise WrongInput(field, f"{path} cannot be read as a .safetensors file: {error}") from error
+
+
+def read_tensors(field: str, path: str | Path) -> tuple[dict[str, Tensor], dict[str, str]]:
+    """Read the tensors of a .safetensors file by name, and its metadata."""
+    from safetensors import safe_open
+
+    with explain_tensors(field, path), safe_open(path, framework="pt") as file:
+        return {name: file.get_tensor(name) for name in file.keys()}, file.metadata() or {}  # noqa: SIM118
 
 
 def misfit(wanted: Mapping[str, Tensor], tensors: Mapping[str, Tensor]) -> str:

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
@@ -20,6 +21,9 @@ from secateur.errors import NotFinite, WrongInput
 from secateur.gpu.precision import full_precision
 from secateur.inference import TOLERANCE, bind_state
 from secateur.interfaces import BlackBox
+from secateur.models.create import load_weights
+from secateur.models.endpoint import Endpoint
+from secateur.models.formats import ASKED, is_brought, load_model
 from secateur.models.sparsity import copy_module, fold_masks
 
 OUTPUTS = ("auto", "logits", "probabilities")
@@ -39,15 +43,25 @@ class Wrapped(BlackBox):
     net: nn.Module | None = field(default=None, repr=False)  # without masks: a copy, or the user's own module
 
 
-def wrap(model: Any, *, outputs: Outputs = "auto", classes: int | None = None) -> BlackBox:
+def wrap(
+    model: Any,
+    *,
+    weights: str | Path | None = None,
+    outputs: Outputs = "auto",
+    classes: int | None = None,
+    cache: str | Path | None = None,
+) -> BlackBox:
     """Return a model as the black box that attacks query: inputs to (N, K) probabilities.
 
     Args:
         model: an nn.Module (also scripted, quantised, or masked by torch.nn.utils.prune), a program of torch.export, a
-            scikit-learn classifier, a function of inputs, or a BlackBox, which is returned unchanged.
+            scikit-learn classifier, a function of inputs, or a BlackBox, which is returned unchanged. A text or path
+            is a file (.onnx, .pt2, TorchScript as .pt or .pth), `hf:FOLDER`, or the address of an endpoint.
+        weights: a file of the nn.Module's tensors, .safetensors or a state dict as .pt or .pth.
         outputs: `logits` or `probabilities`; `auto` recognises them by the first answers. The softmax of
             log-probabilities gives the probabilities, so they count as logits. A single number is for class 1 of two.
         classes: the number of classes; another one is refused.
+        cache: folder in which the answers of an endpoint are kept.
 
     Example:
         >>> wrap(nn.Identity()).predict(torch.zeros(1, 2)).tolist()
@@ -57,18 +71,29 @@ def wrap(model: Any, *, outputs: Outputs = "auto", classes: int | None = None) -
         return model
     if outputs not in OUTPUTS:
         raise WrongInput("outputs", f"{outputs!r} is not known; allowed: {', '.join(OUTPUTS)}")
+    if isinstance(model, str | Path):
+        model = _load(model, cache)
+    if weights is not None and not isinstance(model, nn.Module):
+        raise WrongInput("weights", "are for an nn.Module; leave them out")
     if isinstance(model, torch.export.ExportedProgram):
         model = model.module()
         return Wrapped(_reading(_plain(model), outputs, classes), kind="torch.export program")
     if isinstance(model, nn.Module):
-        net = fold_masks(model)
+        net = fold_masks(model) if weights is None else load_weights(copy_module(fold_masks(model)), weights)
         return Wrapped(_reading(_module(net), outputs, classes), kind=type(model).__name__, net=net)
     if hasattr(model, "predict") and hasattr(model, "classes_"):
         return _estimator(model, classes)
     if callable(model):
-        return Wrapped(_reading(_parts(model), outputs, classes))
+        return Wrapped(_reading(_parts(model), outputs, classes), metered=isinstance(model, Endpoint))
     kinds = "an nn.Module, a torch.export program, a scikit-learn classifier, a function or a BlackBox"
     raise WrongInput("model", f"{type(model).__name__} cannot be asked; use {kinds}")
+
+
+def _load(source: str | Path, cache: str | Path | None) -> Any:
+    if not is_brought(str(source)):
+        listed = f"a file ({', '.join(ASKED)}), hf:FOLDER or an address"
+        raise WrongInput("model", f"{source} cannot be asked; use {listed}, or an object such as an nn.Module")
+    return load_model(source, None if cache is None else Path(cache))
 
 
 # Answers of modules ------------------------------------------------------------------------------------------------
@@ -158,7 +183,7 @@ def _estimator(model: Any, classes: int | None) -> BlackBox:
 
 # Answers as probabilities ------------------------------------------------------------------------------------------
 def read_outputs(answer: Any) -> Tensor:
-    """Return the tensor of an answer: the answer, its entry `logits`, or the first tensor of a tuple.
+    """Return the tensor of an answer: the answer, its entry `logits`, or its first tensor.
 
     Example:
         >>> read_outputs({"loss": None, "logits": torch.zeros(1, 2)}).tolist()
@@ -170,12 +195,11 @@ def read_outputs(answer: Any) -> Tensor:
         return torch.from_numpy(answer)
     for name in NAMED:
         value = answer.get(name) if isinstance(answer, Mapping) else getattr(answer, name, None)
-        if isinstance(value, (Tensor, np.ndarray)):
+        if isinstance(value, Tensor | np.ndarray):
             return read_outputs(value)
-    if isinstance(answer, Sequence):
-        for value in answer:
-            if isinstance(value, (Tensor, np.ndarray)):
-                return read_outputs(value)
+    for value in answer.values() if isinstance(answer, Mapping) else answer if isinstance(answer, Sequence) else ():
+        if isinstance(value, Tensor | np.ndarray):
+            return read_outputs(value)
     wanted = f"a tensor, a tuple of tensors, or an object with {' or '.join(NAMED[:2])}"
     raise WrongInput("model", f"it returned {type(answer).__name__}; it must return {wanted}")
 
