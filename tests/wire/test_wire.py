@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import resource
 import struct
 import zlib
 
@@ -14,6 +15,7 @@ from torch import Tensor
 
 from secateur.errors import WrongInput
 from secateur.wire import decode, decode_mask, encode, encode_mask
+from secateur.wire.message import largest_message
 from secateur.wire.positions import entropy
 from secateur.wire.table import DTYPES, HEAD, Coding, TableEntry, TensorTable, pack, unpack
 
@@ -293,12 +295,32 @@ def test_tensors_that_are_twice_too_many_or_missing():
 
 def test_bombs_stay_small():
     bomb = zlib.compress(bytes(50_000_000), 9)
+    refused(sealed(struct.pack("<I", len(bomb)) + bomb), r"has \d+ bytes; one of these shapes has at most")
+    bomb = zlib.compress(bytes(20_000), 9)
     refused(sealed(struct.pack("<I", len(bomb)) + bomb), "its table inflates to more than")
     coded = entry(coding=Coding.DEFLATED, bytes=len(bomb))
     refused(forged(TensorTable(None, 0, (coded,)), bomb + VALUES), "positions of w inflates to more than the 2 bytes")
     short = zlib.compress(b"\xc0")
     coded = entry(coding=Coding.DEFLATED, bytes=len(short))
     refused(forged(TensorTable(None, 0, (coded,)), short + VALUES), "positions of w are 1 bytes; 2 are right")
+
+
+@pytest.mark.parametrize("coding", [Coding.GAPS, Coding.DEFLATED, Coding.ENTROPY])
+def test_a_large_message_for_a_small_tensor_takes_no_memory(coding):
+    """100 MB for a tensor of 4 kB took 7.4 GB."""
+    shapes, size = {"w": (1000,)}, 40_000_000
+    coded = TableEntry("w", torch.float32, (1000,), 2, coding, 0 if coding == Coding.ENTROPY else size)
+    data = forged(TensorTable(None, size if coding == Coding.ENTROPY else 0, (coded,)), b"\xff" * size + VALUES)
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    refused(data, "at most", shapes)
+    assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 100_000  # kB
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float16, torch.bool])
+@pytest.mark.parametrize("density", [0.0, 1e-3, 0.1, 0.5, 0.9, 1.0])
+def test_no_message_is_larger_than_the_largest_of_its_shapes(dtype, density):
+    update = {f"{size}": sparse((size,), density, dtype) for size in (1, 9, 100, 5000, 300_000)}
+    assert len(encode(update)) <= largest_message(shapes_of(update))
 
 
 def test_what_is_not_a_message():

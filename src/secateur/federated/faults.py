@@ -87,6 +87,7 @@ def apply_fault(values: Params, fault: Fault | None) -> Params:
 
 
 def refusal(values: Params, like: Mapping[str, Tensor]) -> Fault | None:
-    """Return the fault of an update with wrong names or shapes; non-finite values are detected on the device."""
-    same = values.keys() == like.keys() and all(values[n].shape == v.shape for n, v in like.items())
-    return None if same else "shape"
+    """Return the fault of an update with wrong names, shapes or types; non-finite values are detected on the device."""
+    if values.keys() != like.keys() or any(values[n].shape != v.shape for n, v in like.items()):
+        return "shape"
+    return None if all(values[n].dtype == v.dtype for n, v in like.items()) else "damaged"

@@ -28,6 +28,7 @@ from secateur.wire.table import (
     TableEntry,
     TensorTable,
     item_size,
+    largest_table,
     pack,
     unpack,
 )
@@ -104,6 +105,13 @@ def encode(update: Params, *, inside: Mask | None = None) -> bytes:
     values = [pack_values(flat[e.name], None if e.coding == Coding.DENSE else kept[e.name]) for e in listed]
     body = b"".join([len(table).to_bytes(4, "little"), table, *(one.own for one in coded.values()), stream, *values])
     return MAGIC + bytes([VERSION]) + zlib.crc32(body).to_bytes(4, "little") + body
+
+
+def largest_message(shapes: Shapes, item: int = 8) -> int:
+    """Return the most bytes that a message of these shapes can have, with values of `item` bytes."""
+    sizes = [math.prod(shape) for shape in shapes.values()]
+    values = sum(item * size + (size + 7) // 8 for size in sizes)  # with positions, which a dense coding has not
+    return HEAD + largest_table(shapes) + rans.OVERHEAD + 8 * rans.LANES + values
 
 
 def decode(data: bytes, shapes: Shapes, *, inside: Mask | None = None) -> Params:
@@ -203,6 +211,8 @@ def _open(data: bytes, shapes: Shapes) -> tuple[TensorTable, memoryview]:
         raise WrongInput("message", f"has the version {data[4]}; this decoder reads {VERSION}")
     if zlib.crc32(memoryview(data)[9:]) != int.from_bytes(data[5:9], "little"):
         raise WrongInput("message", "has a wrong checksum: it was changed or cut off on its way")
+    if len(data) > (most := largest_message(shapes)):
+        raise WrongInput("message", f"has {len(data)} bytes; one of these shapes has at most {most}")
     end = HEAD + int.from_bytes(data[9:HEAD], "little")
     if end > len(data):
         raise WrongInput("message", "is damaged: its table is cut off")

@@ -20,6 +20,7 @@ from secateur.wire import rans
 from secateur.wire.table import Coding, TableEntry, inflate, item_size
 
 Bits = npt.NDArray[np.bool_]
+SLACK = 64  # bytes of positions beyond a bitmap's that are read before they are refused
 DROPPED = 128  # the flag in the first byte, beside k: the gaps are those between dropped entries
 
 
@@ -85,8 +86,13 @@ def own_bytes(entry: TableEntry, size: int) -> int:
         raise WrongInput("message", f"{entry.name} has a coding that does not fit its count, {entry.count} of {size}")
     if entry.coding == Coding.DENSE and not item_size(entry.dtype):
         raise WrongInput("message", f"{entry.name} is a mask without positions")
-    fixed = (size + 7) // 8 if entry.coding == Coding.BITMAP else 0
-    if entry.coding not in (Coding.DEFLATED, Coding.GAPS) and entry.bytes != fixed:
+    bitmap = (size + 7) // 8
+    if entry.coding in (Coding.DEFLATED, Coding.GAPS):  # chosen only where they are shorter than the bitmap
+        if entry.bytes > bitmap + SLACK:
+            raise WrongInput("message", f"{entry.name} asks for {entry.bytes} bytes of positions; {bitmap} are enough")
+        return entry.bytes
+    fixed = bitmap if entry.coding == Coding.BITMAP else 0
+    if entry.bytes != fixed:
         raise WrongInput("message", f"{entry.name} has {entry.bytes} bytes of positions; {fixed} are right")
     return entry.bytes
 

@@ -24,12 +24,13 @@ START = np.uint64(1 << 32)  # initial state of every lane; a decoder must end th
 ONES = np.unpackbits(np.arange(256, dtype=np.uint8)[:, None], axis=1).sum(1)  # (256,) number of 1 bits of each byte
 
 
+LANES = 256  # at most
 OVERHEAD = 8  # upper bound of a stream's bytes beyond the cost of its bitmaps
 
 
 def lanes(size: int) -> int:
     """Return the number of states that share `size` bytes: each takes its share of the steps, and adds 4 bytes."""
-    return max(1, min(256, size // 2048))
+    return max(1, min(LANES, size // 2048))
 
 
 def cost(size: int, entropy: float) -> float:

@@ -69,10 +69,14 @@ def pack(table: TensorTable) -> bytes:
     return zlib.compress(plain, 9)
 
 
+def largest_table(shapes: Shapes) -> int:
+    """Return the most bytes that a table of these shapes can have."""
+    return 64 + sum(len(name.encode()) + 10 * (6 + len(shape)) for name, shape in shapes.items())
+
+
 def unpack(data: bytes, shapes: Shapes) -> TensorTable:
     """Return the table from deflated bytes; its size is bounded by the largest table of these shapes."""
-    limit = 64 + sum(len(name.encode()) + 10 * (6 + len(shape)) for name, shape in shapes.items())
-    reader = TableReader(inflate(data, limit, "table"))
+    reader = TableReader(inflate(data, largest_table(shapes), "table"))
     checksum = reader.take(reader.number())
     if len(checksum) not in (0, 4):
         raise WrongInput("message", "is damaged: its table has a broken checksum of the mask")

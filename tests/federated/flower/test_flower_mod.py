@@ -18,9 +18,10 @@ from secateur.defenses.top_k import TopK
 from secateur.errors import WrongInput
 from secateur.evaluation.calibration import WEIGHTS
 from secateur.federated.flower import AuditedStrategy, Auditor, DecodingStrategy, upload_mod
-from secateur.federated.flower.link import arrays_of, single_record, size_of, tensors_of
+from secateur.federated.flower.link import arrays_of, pack, single_record, size_of, tensors_of, unpack
 from secateur.interfaces import Batch, Knowledge
 from secateur.runs.folder import load_rows
+from secateur.wire import decode, encode
 
 MODEL = {"w": torch.zeros(4), "bn.running_mean": torch.zeros(2), "count": torch.tensor(0)}
 STEP = {
@@ -128,6 +129,42 @@ def test_a_reply_that_cannot_be_read_is_left_out(data):
     bad = turned(upload_mod(TopK(), wire=True), given, context(1, 8), step=given)
     array = Array(data) if isinstance(data, np.ndarray) else Array("uint8", (len(data),), "secateur", data)
     bad.content["arrays"] = ArrayRecord({"update": array})
+    arrays, _ = strategy.aggregate_train(1, [good, bad])
+    assert torch.allclose(tensors_of(arrays)["w"], values_of_top(given), atol=1e-6)
+
+
+def bool_weight(sent, _):
+    return sent | {"w": sent["w"] != 0}
+
+
+def other_precision(sent, _):
+    return sent | {"b": sent["b"].bfloat16()}
+
+
+def not_a_number(sent, _):
+    return sent | {"w": sent["w"].index_fill(0, torch.tensor([3]), torch.nan)}
+
+
+def no_examples(sent, metrics):
+    metrics["num-examples"] = 0
+    return sent
+
+
+def infinitely_many(sent, metrics):
+    metrics["num-examples"] = float("inf")
+    return sent
+
+
+@pytest.mark.parametrize("harm", [bool_weight, other_precision, not_a_number, no_examples, infinitely_many])
+def test_a_client_neither_ends_nor_poisons_a_round(harm):
+    given = big()
+    strategy = DecodingStrategy(FedAvg())
+    list(strategy.configure_train(1, arrays_of(given), ConfigRecord(), NoGrid()))
+    good = turned(upload_mod(TopK(), wire=True), given, context(), step=given)
+    bad = turned(upload_mod(TopK(), wire=True), given, context(1, 8), step=given)
+    (metrics,) = bad.content.metric_records.values()
+    sent = decode(unpack(single_record(bad.content, "")[1])["update"], {n: tuple(v.shape) for n, v in given.items()})
+    bad.content["arrays"] = pack(update=encode(harm(sent, metrics)))
     arrays, _ = strategy.aggregate_train(1, [good, bad])
     assert torch.allclose(tensors_of(arrays)["w"], values_of_top(given), atol=1e-6)
 

@@ -5,6 +5,7 @@ The auditor works at the server of any Flower app. It attacks chosen updates as 
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
@@ -26,6 +27,8 @@ from secateur.evaluation.calibration import is_open, list_weights
 from secateur.evaluation.client import caution
 from secateur.evaluation.membership import flat_labels
 from secateur.evaluation.reconstruction import Scoring, attack_labels, judge, summary_rows, target_rows
+from secateur.federated.averaging import alive_of
+from secateur.federated.faults import WORDS, refusal
 from secateur.federated.flower.link import arrays_of, single_record, size_of, tensors_of, unpack
 from secateur.federated.flower.mod import BUFFERS, apply_update
 from secateur.interfaces import Batch, InversionAttack, Knowledge, Params, ServerView, Weights
@@ -102,6 +105,7 @@ class DecodingStrategy(AroundStrategy):
             self.bytes_up += size_of(record)
             shapes = {name: tuple(value.shape) for name, value in self.sent.items()}
             sent = decode(unpack(record).get("update", b""), shapes)
+            _check_reply(reply, sent, self.sent)
             arrays = arrays_of(apply_update(self.sent, sent, self.sent, self.buffers))
         except WrongInput as error:
             log(WARNING, "ignoring the update of node %s (%s)", reply.metadata.src_node_id, error)
@@ -109,6 +113,21 @@ class DecodingStrategy(AroundStrategy):
         self.dense_bytes += size_of(arrays)
         reply.content[name] = arrays
         return reply
+
+
+def _check_reply(reply: Message, sent: Params, like: Params) -> None:
+    """Refuse an update that would end or poison the round: other types, NaN, or a weight that is no positive number."""
+    if (fault := refusal(sent, like)) is not None:
+        raise WrongInput("message", f"the client {WORDS[fault]}")
+    if not bool(alive_of({name: value for name, value in sent.items() if value.is_floating_point()})):
+        raise WrongInput("message", f"the client {WORDS['nan']}")
+    for record in reply.content.metric_records.values():
+        for name, value in record.items():
+            numbers = value if isinstance(value, list) else [value]
+            if not all(math.isfinite(number) for number in numbers):
+                raise WrongInput("message", f"its metric {name!r} is not finite")
+            if name == "num-examples" and not all(number > 0 for number in numbers):
+                raise WrongInput("message", f"its {name} is {value}; must be positive")
 
 
 class AuditedStrategy(AroundStrategy):
