@@ -2,6 +2,7 @@
 
 import json
 
+import numpy as np
 import pytest
 import torch
 from safetensors.torch import save_file
@@ -10,8 +11,11 @@ from secateur import catalogue, tree
 from secateur.attacks.inversion.updates import gradient_update, weights_update
 from secateur.cli import main
 from secateur.data.load import load
+from secateur.evaluation.calibration import WEIGHTS
+from secateur.interfaces import Batch
 from secateur.models.create import create
 from secateur.runs.folder import load_rows
+from secateur.runs.rows import select_comparable
 from secateur.seeding import derive
 
 QUICK = ["--attack", "ig", "--iterations", "60", "--targets", "2"]
@@ -78,6 +82,76 @@ def test_an_update_captured_elsewhere(captured, tmp_path, name, capsys):
     assert "no truth to compare with" in capsys.readouterr().out
 
 
+def test_an_update_needs_no_data_where_its_picture_is_described(captured, tmp_path, capsys):
+    """Finding 6: classes, mean and std were no flags, and 1000 classes needed 1000 rows."""
+    update = ["--update", captured / "gradient.safetensors", "--weights", captured / "sent.safetensors"]
+    shape = ["--input-shape", "1,8,8", "--classes", 10, "--mean", 0.3053, "--std", 0.3760, "--iterations", 3]
+    assert invert(*update, *shape, "--out", tmp_path / "run") == 0
+    rows = load_rows(tmp_path / "run")
+    assert {row.dataset for row in rows} == {"no data"}
+    assert {row.attack for row in rows} == {f"ig:iterations=3:tv={weight}" for weight in WEIGHTS}  # none was picked
+    assert invert(tmp_path / "run" / "config.yaml", "--out", tmp_path / "again") == 0  # the run file says it all
+    assert select_comparable(load_rows(tmp_path / "again")) == select_comparable(rows)
+    capsys.readouterr()
+
+
+def test_few_rows_serve_many_classes(tmp_path, capsys):
+    net = create("lenet-zhu", (1, 8, 8), 1000, derive(0, "net"))
+    batch = Batch(torch.rand(1, 1, 8, 8), torch.tensor([990]))
+    save_file(tree.state_of(net), tmp_path / "sent.safetensors")
+    save_file(gradient_update(net, tree.state_of(net), batch).values, tmp_path / "gradient.safetensors")
+    np.savez(tmp_path / "few.npz", inputs=np.random.default_rng(0).random((3, 1, 8, 8)), labels=[1, 7, 999])
+    update = ["--update", tmp_path / "gradient.safetensors", "--weights", tmp_path / "sent.safetensors"]
+    update += ["--data", tmp_path / "few.npz", "--iterations", 2, "--out", tmp_path / "run"]
+    assert invert(*update) == 2 and "labels: few has labels from 1 to 999 in 3 rows" in capsys.readouterr().err
+    assert invert(*update, "--classes", 1000) == 0
+
+
+@pytest.mark.parametrize(
+    ("arguments", "expected"),
+    [
+        (["--input-shape", "1,8"], "input_shape: has 2 numbers; write channels,height,width"),
+        (["--input-shape", "1,8,8"], "classes: is missing; without data write the number of the model's classes"),
+        (
+            ["--input-shape", "3,8,8", "--classes", "9", "--mean", ".5", "--std", ".5"],
+            "mean: must be one number for each",
+        ),
+        (["--input-shape", "1,8,8", "--classes", "9", "--mean", ".5"], "std: is missing; mean and std belong together"),
+        (["--classes", "0"], "classes: '0' is not allowed"),
+        (["--input-shape", "3,9,9", "--data", "digits"], "input_shape: is (3, 9, 9); digits has (1, 8, 8)"),
+    ],
+)
+def test_a_described_picture_that_does_not_fit(captured, tmp_path, arguments, expected, capsys):
+    update = ["--update", captured / "gradient.safetensors", "--weights", captured / "sent.safetensors"]
+    assert invert(*update, *arguments, "--out", tmp_path / "run") == 2
+    said = capsys.readouterr().err
+    assert expected in said and said.count("\n") == 1
+
+
+def test_a_forgotten_batch_size_has_a_hint(tmp_path, caplog):
+    net = create("lenet-zhu", (1, 8, 8), 10, derive(0, "net"))
+    batch = load("digits").batch.take(torch.arange(4))
+    save_file(tree.state_of(net), tmp_path / "sent.safetensors")
+    save_file(gradient_update(net, tree.state_of(net), batch).values, tmp_path / "four.safetensors")
+    update = ["--update", tmp_path / "four.safetensors", "--weights", tmp_path / "sent.safetensors", "--dry-run"]
+    assert invert(*update) == 0
+    assert "The update shows 4 labels, so it has more than one example; set --batch-size." in caplog.text
+    caplog.clear()
+    assert invert(*update, "--batch-size", 4) == 0 and not caplog.text
+
+
+def test_one_attack_that_cannot_be_mounted_does_not_end_the_others(tmp_path, capsys):
+    """Finding 12: r-gap on a network with biases ended the whole command."""
+    assert invert(*QUICK, "--attack", "ig:tv=0.001,r-gap", "--iterations", 3, "--out", tmp_path / "run") == 0
+    said = " ".join(capsys.readouterr().out.split())
+    assert "r-gap was not run: cannot invert this network: 0 (Conv2d) has a bias" in said
+    rows = {
+        row.attack: row for row in load_rows(tmp_path / "run") if row.metric == "psnr" and row.extra["target"] is None
+    }
+    assert rows["r-gap"].value is None and rows["ig:iterations=3:tv=0.001"].value is not None
+    assert "not run: cannot invert this network" in (tmp_path / "run" / "report.html").read_text()
+
+
 @pytest.mark.parametrize(
     ("name", "expected"),
     [
@@ -120,6 +194,7 @@ def test_updates_that_do_not_fit(captured, tmp_path, name, expected, capsys):
         (["--update", "u", "--weights", "w", "--set", "together=2"], "together: cannot be combined with update"),
         (["--learning-rate", "0.1"], "learning_rate: is about local steps; set local_steps too"),
         (["--update", "u", "--weights", "w", "--labels", "oracle"], "update: cannot be combined with labels: oracle"),
+        (["--classes", "7"], "classes: describes a captured update; set update too, or leave it out"),
         (["--set", "train.epochs=3"], "train: nothing is trained here"),
         (["--set", "local_batch=2"], "local_batch: 2 is not allowed; batch_size is 1"),
     ],

@@ -33,7 +33,23 @@ def test_one_line_and_nothing_on_stdout_where_there_is_no_terminal(capsys):
         pass
     out, err = capsys.readouterr()
     assert out == ""
-    assert err == "shadows (3)\nreading\n"
+    assert err == "shadows: 3 steps\nreading\n"
+
+
+def test_a_log_has_a_line_now_and_then_with_the_time_left(capsys, monkeypatch):
+    """Finding 10: logs without a terminal had one line a stage."""
+    clock = [0.0]
+    monkeypatch.setattr("secateur.progress.time.monotonic", lambda: clock[0])
+    with progress("dlg on target 0", 300, unit="iterations") as advance:
+        for _ in range(100):
+            clock[0] += 1
+            advance(1)
+    assert capsys.readouterr().err.splitlines() == [
+        "dlg on target 0: 300 iterations",
+        "dlg on target 0: 30 of 300 iterations, about 4 min left",
+        "dlg on target 0: 60 of 300 iterations, about 4 min left",
+        "dlg on target 0: 90 of 300 iterations, about 4 min left",
+    ]
 
 
 LONG = """

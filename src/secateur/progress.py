@@ -1,14 +1,17 @@
-"""Progress of long work on stderr: bars with the time left on a terminal, one line per stage elsewhere."""
+"""Progress of long work on stderr: bars with the time left on a terminal, a line now and then elsewhere."""
 
 from __future__ import annotations
 
 import sys
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Protocol
 
 if TYPE_CHECKING:
     from rich.progress import Progress, ProgressColumn
+
+PAUSE = 30.0  # seconds between two lines of one stage where there is no terminal
 
 _shown: list[Progress] = []  # the outermost display; a terminal shows one, and inner bars join it
 
@@ -22,10 +25,10 @@ class Advance(Protocol):
 
 
 @contextmanager
-def progress(description: str, total: int | None = None, rate: bool = False) -> Iterator[Advance]:
+def progress(description: str, total: int | None = None, rate: bool = False, unit: str = "steps") -> Iterator[Advance]:
     """Show work of `total` steps (None: unknown); yield a function that advances by a number of steps.
 
-    `rate` also shows the steps per second.
+    `rate` also shows the steps per second. `unit` names the steps in lines.
 
     Example:
         >>> with progress("shadows", 5) as advance:
@@ -33,8 +36,8 @@ def progress(description: str, total: int | None = None, rate: bool = False) -> 
         ...         advance(1)
     """
     if not _shown and not sys.stderr.isatty():  # rich replaces stderr while bars are shown, and isatty() is then False
-        print(description if total is None else f"{description} ({total})", file=sys.stderr, flush=True)
-        yield lambda steps, said=None: None
+        print(description if total is None else f"{description}: {total} {unit}", file=sys.stderr, flush=True)
+        yield _write_lines(description, total, unit)
         return
     with _display() as bars:
         task = bars.add_task(description, total=total, rate=rate)
@@ -42,6 +45,34 @@ def progress(description: str, total: int | None = None, rate: bool = False) -> 
             yield lambda steps, said=None: bars.update(task, advance=steps, description=said)
         finally:
             bars.remove_task(task)
+
+
+def _write_lines(description: str, total: int | None, unit: str) -> Advance:
+    """Return a function that writes a line every PAUSE seconds: the steps done, and the time left."""
+    begun = last = time.monotonic()
+    done = 0
+
+    def advance(steps: int, said: str | None = None) -> None:
+        nonlocal done, last
+        done, now = done + steps, time.monotonic()
+        if now - last < PAUSE or not done:
+            return
+        last, known = now, "" if total is None else f" of {total}"
+        left = "" if total is None else f", about {_describe_time((now - begun) / done * (total - done))} left"
+        print(f"{said or description}: {done}{known} {unit}{left}", file=sys.stderr, flush=True)
+
+    return advance
+
+
+def _describe_time(seconds: float) -> str:
+    """Return a time in words.
+
+    Example:
+        >>> _describe_time(40), _describe_time(400), _describe_time(40_000)
+        ('40 s', '7 min', '11 h')
+    """
+    size, name = next(((size, name) for size, name in ((3600, "h"), (60, "min")) if seconds >= 2 * size), (1, "s"))
+    return f"{seconds / size:.0f} {name}"
 
 
 def _rate() -> ProgressColumn:

@@ -3,6 +3,7 @@
 import pytest
 import torch
 
+from secateur.catalogue import find
 from secateur.config import choice
 from secateur.defenses.dgp import DualGradientPruning
 from secateur.defenses.error_feedback import RESIDUAL, ErrorFeedback
@@ -88,3 +89,10 @@ def test_the_count_begins_anew_when_an_entry_falls_out_of_the_top():
     _, state = upload(first, state, None)
     sent, state = upload(first, state, None)
     assert sent["w"].tolist() == [9, 0, 2, 3] and state["w"].tolist() == [0, 0, 0, 0]
+
+
+def test_lists_show_the_defaults_in_force():
+    """Finding 12: JSON said k1: None for .05."""
+    shown = find("defense", "dgp").describe()["defaults"]
+    assert shown.keys() == find("defense", "dgp").defaults.keys()
+    assert (shown["k1"], shown["k2"]) == DualGradientPruning().shares == tuple(DualGradientPruning().in_force.values())

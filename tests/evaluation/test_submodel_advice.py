@@ -29,7 +29,17 @@ def test_the_size_with_the_highest_accuracy_less_advantage_is_taken():
     private, accurate = advise(rows)
     assert (private.rate, accurate.rate) == (0.5, 1.0) and private.data_size == 100
     assert private.words == "0.5 of the channels: 2.0 points less accurate, 15.0 points less exposed"
-    assert accurate.words == "the whole model: 20.0 points more accurate, exposure undecided (+0.5)"
+    assert accurate.words == (
+        "the whole model: 20.0 points more accurate, exposure not known to differ (+0.5 points, within chance)"
+    )
+
+
+def test_nothing_is_recommended_on_a_difference_within_chance():
+    """Finding 12: a size was recommended for a difference that was called undecided in the same sentence."""
+    (advice,) = advise(measured(0, 1.0, 0.80, 0.10) + measured(0, 0.5, 0.79, 0.11))
+    assert advice.rate is None and advice.words.startswith("no recommendation, as the pilots cannot decide; the whole")
+    ((_, (read,)),) = from_rows(rows_of([advice], LABELS))
+    assert read == advice
 
 
 def test_pilots_of_one_size_are_averaged_and_what_they_differ_by_widens_the_interval():

@@ -14,7 +14,9 @@ from torch.nn.functional import alpha_dropout, cross_entropy, dropout
 import secateur
 from secateur.cli import main
 from secateur.config import Federate, defense_of_clients, read
+from secateur.data.load import load
 from secateur.errors import WrongInput
+from secateur.experiments.federate import cautions
 from secateur.federated.build import load_data, shares_of
 from secateur.federated.client_training import LocalTraining
 from secateur.federated.federation import Federation, ServerEvaluation
@@ -334,3 +336,14 @@ def test_a_network_that_draws_by_a_function_is_refused_where_a_turn_does_not_fol
         secateur.federate(Drawing(draw), train, defense=defense, **terms)
     if draw is dropout:
         secateur.federate(Drawing(draw), train, defense="pseudo-largest", **terms)  # others follow what it draws
+
+
+def test_clients_whose_batches_repeat_rows_are_named():
+    config = read(Federate, None, {"clients": 100, "batch_size": 20, "local_steps": 1})
+    (text,) = cautions(config, load("digits"))
+    assert text.startswith("100 of 100 clients have fewer rows than batch_size 20 (the smallest has 17); their batches")
+    assert not cautions(read(Federate, None, {"clients": 10, "batch_size": 20}), load("digits"))
+
+
+def test_python_and_the_command_have_one_learning_rate():
+    assert LocalTraining().learning_rate == read(Federate, None, {}).learning_rate

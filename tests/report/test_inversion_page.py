@@ -138,6 +138,12 @@ def test_a_narrow_terminal_cuts_no_name_and_no_number(capsys, monkeypatch):
     table, _, _ = capsys.readouterr().out.partition("a server")
     for whole in ("adaptive=support", "iterations=2500", "r-gap", "outpost", "139.0 dB", "140.2 dB", "100.0%"):
         assert whole in table
+    assert "nisable" in table.split("PSNR")[0] + table and "SSIM" in table  # the key column is the first measure
+    monkeypatch.setenv("COLUMNS", "60")
+    print_inversion(rows("ig:adaptive=support:iterations=2500", judged))
+    narrow = capsys.readouterr().out.partition("a server")[0]
+    assert "nisable" in narrow and "100.0%" in narrow and "LPIPS" not in narrow and "SSIM" not in narrow
+    monkeypatch.setenv("COLUMNS", "80")
     assert "…" not in table and "inferred" not in table  # labels are the same for all
     print_inversion(rows("ig", judged) + rows("ig", judged, labels="oracle"))
     table, _, _ = capsys.readouterr().out.partition("a server")

@@ -221,7 +221,7 @@ def _federate_submodels(
 
 def _run(training: Resumable, recorded: RecordedFederation, title: str, rounds: int) -> Federated:
     """Run all rounds of a federation, and return its model, rows and figures."""
-    with progress(title, rounds, rate=True) as advance:
+    with progress(title, rounds, rate=True, unit="rounds") as advance:
         record = record_rounds([recorded], advance, title)
         for done in training.rounds():
             record(done)

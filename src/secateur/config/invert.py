@@ -20,6 +20,14 @@ class Invert(Common):
 
     model: str = flag("lenet-zhu", base.MODEL)
     update: Path | None = flag(None, "Captured update (.safetensors) to attack, which has no truth to compare with.")
+    classes: base.Count | None = flag(None, "Classes of the model of a captured update. By default those of the data.")
+    input_shape: Annotated[list[base.Count], *base.ANY] = flag(
+        "none", "Picture of a captured update: channels,height,width; needs no data then."
+    )
+    mean: Annotated[list[float], *base.ANY] = flag(
+        "none", "Mean of each channel of pixels in [0, 1] (captured update)."
+    )
+    std: Annotated[list[base.Positive], *base.ANY] = flag("none", "Deviation of each channel (captured update).")
     defense: base.UpdateDefenses = flag("none", "Defenses (secateur list defenses).", repeat=True)
     residual: Path | None = flag(None, "Residual of error feedback from a training (.safetensors). By default zero.")
     attack: Annotated[list[base.OneInversion], *base.MANY] = flag(
@@ -60,7 +68,12 @@ class Invert(Common):
     @property
     def unused_fields(self) -> tuple[str, ...]:
         """The fields that a captured update does not use, because it is the only target."""
-        return () if self.update is None else ("targets", "together")
+        return () if self.update is None else ("targets", "together", *(("data",) if self.lacks_data else ()))
+
+    @property
+    def lacks_data(self) -> bool:
+        """True if a captured update is attacked with its picture's shape alone."""
+        return self.update is not None and bool(self.input_shape) and "data" not in self.model_fields_set
 
     @model_validator(mode="after")
     def _check(self) -> Invert:
@@ -72,6 +85,9 @@ class Invert(Common):
             for name in ("learning_rate", "local_batch"):
                 if getattr(self, name) is not None:
                     raise WrongInput(name, "is about local steps; set local_steps too, or leave it out")
+        for name in ("classes", "input_shape", "mean", "std"):
+            if self.update is None and getattr(self, name):
+                raise WrongInput(name, "describes a captured update; set update too, or leave it out")
         for name in self.unused_fields:
             if name in self.model_fields_set:
                 raise WrongInput(name, "cannot be combined with update, which is the only target; leave it out")
@@ -86,6 +102,15 @@ class Invert(Common):
 
     def _check_captured(self) -> None:
         """Refuse fields that a captured update contradicts."""
+        if self.input_shape and len(self.input_shape) != 3:
+            raise WrongInput("input_shape", f"has {len(self.input_shape)} numbers; write channels,height,width")
+        if self.lacks_data and self.classes is None:
+            raise WrongInput("classes", "is missing; without data write the number of the model's classes")
+        for name in ("mean", "std"):
+            if self.input_shape and len(getattr(self, name)) not in (0, self.input_shape[0]):
+                raise WrongInput(name, f"must be one number for each of the {self.input_shape[0]} channels")
+        if bool(self.mean) != bool(self.std):
+            raise WrongInput("std" if self.mean else "mean", "is missing; mean and std belong together")
         if self.weights is None:
             raise WrongInput("weights", "must be set with update: the model that the server sent")
         if self.labels == "oracle" or self.statistics:

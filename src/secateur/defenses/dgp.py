@@ -12,8 +12,10 @@ from secateur.defenses.selection import Sizes, counts, end_to_end, keep_between,
 from secateur.errors import WrongInput, check_number, check_whole
 from secateur.interfaces import Params, UploadContext
 
+FORCE = {"k1": 0.05, "k2": 0.75, "total": None, "p": None, "release": None}  # the defaults as a list shows them
 
-@method("defense", "dgp", "dgp", acts_on="upload", adaptive=("support", "reapply"))
+
+@method("defense", "dgp", "dgp", acts_on="upload", adaptive=("support", "reapply"), defaults=FORCE)
 @dataclass(frozen=True)
 class DualGradientPruning:
     """Removes the largest k1 and the smallest k2 of every tensor's entries from a gradient (dgp Algorithm 1).
@@ -56,6 +58,11 @@ class DualGradientPruning:
             return 0.05 if self.k1 is None else self.k1, 0.75 if self.k2 is None else self.k2
         total, p = 0.8 if self.total is None else self.total, 1 / 15 if self.p is None else self.p
         return total * p / (1 + p), total / (1 + p)
+
+    @property
+    def in_force(self) -> dict[str, float]:
+        """The values of k1 and k2, from whichever fields are set."""
+        return dict(zip(("k1", "k2"), self.shares, strict=True))
 
     def __str__(self) -> str:
         """Return the class name with the values in force, from whichever fields are set.

@@ -127,7 +127,7 @@ def _try(trial: Choice, title: str, client: AttackedClient, examples: Sequence[B
     attacker, begun = trial.make(), time.monotonic()
     starts = [derive(client.seed, "reconstruct")] * len(examples)
     knowledge, views = client.show_targets(attacker, examples, derive(client.seed, "tamper"))
-    with progress(title, attacker.iterations, rate=True) as advance:
+    with progress(title, attacker.iterations, rate=True, unit="iterations") as advance:
         guesses = dict(attacker.reconstruct(views, knowledge, starts, NullWatcher(advance)))
     errors = []
     for number, example in enumerate(examples):

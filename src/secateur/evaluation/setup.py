@@ -40,10 +40,17 @@ def device_of(config: Common) -> torch.device:
     return torch.device(wanted)
 
 
-def prepare(config: Common, check_data: Callable[[Dataset], None] = lambda data: None) -> tuple[Dataset, torch.device]:
+def load_data(config: Common) -> Dataset:
+    """Return the data that a run file names."""
+    return load(config.data, config.data_folder, config.download, config.form)
+
+
+def prepare(
+    config: C, check_data: Callable[[Dataset], None] = lambda data: None, load_data: Callable[[C], Dataset] = load_data
+) -> tuple[Dataset, torch.device]:
     """Return the data and the device; refuse a model that does not fit the data, before any training."""
     torch.set_num_threads(config.threads)
-    data = load(config.data, config.data_folder, config.download, config.form)
+    data = load_data(config)
     check_data(data)
     if config.examples is not None:
         data = data.limit_rows(config.examples, derive(0, "examples"))

@@ -3,7 +3,7 @@
 experiments/submodel_pilots.py runs the pilots.
 
 The recommended size has the highest accuracy minus advantage, so a point of accuracy counts as a point of advantage.
-The words state the gain and loss in both, and if the pilots cannot decide.
+The words state the gain and loss in both. Where the pilots cannot decide between two sizes, none is recommended.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ class Advice:
     client: int
     data_size: int
     options: tuple[Option, ...]  # the largest model first
-    rate: float  # the recommended model size
+    rate: float | None  # the recommended model size; None: the pilots cannot decide
     words: str
 
 
@@ -101,7 +101,7 @@ def _read(rows: Sequence[Row], recommended: Row) -> Advice:
         if row.extra["client"] == client and row.metric.startswith("expected_"):
             by_rate.setdefault(row.extra["rate"], {})[row.metric.removeprefix("expected_")] = _estimate(row)
     options = (Option(rate, known["accuracy"], known.get("advantage")) for rate, known in by_rate.items())
-    return Advice(client, size, tuple(options), recommended.value or 0.0, recommended.note or "")
+    return Advice(client, size, tuple(options), recommended.value, recommended.note or "")
 
 
 def _advise_client(client: int, size: int, by_rate: Mapping[float, Mapping[str, Sequence[Row]]]) -> Advice:
@@ -115,7 +115,8 @@ def _advise_client(client: int, size: int, by_rate: Mapping[float, Mapping[str, 
         words = f"{size} examples are too few to tell how exposed it is; the smallest model is the careful choice"
         return Advice(client, size, tuple(options), options[-1].rate, words)
     best = max(known, key=lambda option: option.worth)
-    return Advice(client, size, tuple(options), best.rate, _describe_best(best, known))
+    decided, words = _describe_best(best, known)
+    return Advice(client, size, tuple(options), best.rate if decided else None, words)
 
 
 def _average_pilots(pilots: Sequence[Estimate], least: float) -> Estimate:
@@ -136,11 +137,11 @@ def _average_pilots(pilots: Sequence[Estimate], least: float) -> Estimate:
     return Estimate(centre, max(least, centre - down), min(1.0, centre + up))
 
 
-def _describe_best(best: Option, known: Sequence[Option]) -> str:
-    """Compare the best option with the next best, in words."""
+def _describe_best(best: Option, known: Sequence[Option]) -> tuple[bool, str]:
+    """Return whether the best option is better than the next best beyond chance, and the comparison in words."""
     others = [option for option in known if option is not best]
     if not others:
-        return f"{describe_size(best.rate)}: no other size was tried"
+        return True, f"{describe_size(best.rate)}: no other size was tried"
     other = max(others, key=lambda option: option.worth)
     assert best.advantage is not None and other.advantage is not None
     accuracy, exposure = difference(best.accuracy, other.accuracy), difference(best.advantage, other.advantage)
@@ -148,8 +149,10 @@ def _describe_best(best: Option, known: Sequence[Option]) -> str:
         _describe_difference(accuracy, "accurate", "accuracy"),
         _describe_difference(exposure, "exposed", "exposure"),
     )
-    words = f"{describe_size(best.rate)}: {', '.join(changes)}"
-    return words if len(known) == 2 else f"{words}, compared with {describe_size(other.rate)}"
+    gain = difference(accuracy, exposure)  # a point of accuracy counts as a point of advantage
+    compared = "" if len(known) == 2 else f", compared with {describe_size(other.rate)}"
+    words = f"{describe_size(best.rate)}: {', '.join(changes)}{compared}"
+    return gain.low > 0, words if gain.low > 0 else f"no recommendation, as the pilots cannot decide; {words}"
 
 
 def describe_size(rate: float) -> str:
@@ -164,11 +167,11 @@ def _describe_difference(apart: Estimate, what: str, noun: str) -> str:
         >>> _describe_difference(Estimate(0.03, 0.01, 0.05), "accurate", "accuracy")
         '3.0 points more accurate'
         >>> _describe_difference(Estimate(-0.01, -0.03, 0.01), "exposed", "exposure")
-        'exposure undecided (-1.0)'
+        'exposure not known to differ (-1.0 points, within chance)'
     """
     points = 100 * apart.value
     if apart.low <= 0 <= apart.high:
-        return f"{noun} undecided ({points:+.1f})"
+        return f"{noun} not known to differ ({points:+.1f} points, within chance)"
     return f"{abs(points):.1f} points {'more' if points > 0 else 'less'} {what}"
 
 

@@ -131,7 +131,7 @@ class FederateExperiment:
         key |= {} if self.link is None else {"engine": config.engine}
         try:
             title = f"{method}, {defense}, seed {', '.join(map(str, seeds))}"
-            with progress(title, config.rounds, rate=True) as advance:
+            with progress(title, config.rounds, rate=True, unit="rounds") as advance:
                 _, finished = run_or_resume(self.run, whole, rows, record_rounds(recorded, advance, title), key)
         except KeyboardInterrupt:
             self._add(rows)  # the page then shows the rounds that finished
@@ -244,13 +244,18 @@ def _submodel_steps(config: Federate, data: Dataset, clients: str) -> list[str]:
 
 
 def cautions(config: Federate, data: Dataset) -> list[str]:
-    """Return the cautions that a reader needs about the defenses before the run."""
+    """Return the cautions that a reader needs about the clients and the defenses before the run."""
     if config.submodels:
         return []
+    sizes = [len(share) for share in shares_of(config, data, config.seeds[0])]
+    short = sum(size < config.batch_size for size in sizes)
     fields = {str(defense): protection_of(defense) for defense in config.defense}
     rules = {"withholding", "custom_turn"}
     withholding = [name for name, protection in fields.items() if protection.keys() & rules]
     texts = []
+    if short and config.local_epochs is None:
+        few = f"{short} of {len(sizes)} clients have fewer rows than batch_size {config.batch_size}"
+        texts.append(f"{few} (the smallest has {min(sizes)}); their batches repeat rows, so that every batch is full")
     if withholding and config.averaging != "coverage":
         how = "counts as 0 in the average, as priprune prints it, which may leave nothing learnt"
         advice = "--averaging coverage, the default, leaves it out"

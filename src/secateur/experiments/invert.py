@@ -6,6 +6,7 @@ defense: the client, the attacked updates, and every attack on them.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -15,6 +16,7 @@ from typing import Any
 import torch
 from torch import Generator, Tensor
 
+from secateur.attacks.inversion.label_inference import last_layer
 from secateur.catalogue import Choice, Defense
 from secateur.config import Invert, dump
 from secateur.data.dataset import Dataset
@@ -24,6 +26,7 @@ from secateur.evaluation.calibration import UPDATES, WEIGHTS, Calibration, calib
 from secateur.evaluation.client import AttackedClient, Target, add_cautions, check_attack, check_pictures, guarantee_of
 from secateur.evaluation.membership import flat_labels
 from secateur.evaluation.reconstruction import (
+    NOT_RUN,
     AttackOutcome,
     Scoring,
     attack_labels,
@@ -41,6 +44,7 @@ from secateur.experiments.invert_targets import (
     asks_search,
     choose_policies,
     client_of,
+    data_of,
     generator_key,
     needs_generator,
     public_rows,
@@ -50,7 +54,7 @@ from secateur.experiments.invert_targets import (
     targets_of,
 )
 from secateur.gpu.determinism import deterministic
-from secateur.interfaces import Batch, Reconstruction
+from secateur.interfaces import Batch, Gradient, Knowledge, Reconstruction
 from secateur.metrics.lpips import load_weights as load_lpips
 from secateur.progress import progress
 from secateur.report import page_afterwards
@@ -60,12 +64,14 @@ from secateur.runs.rows import Row
 from secateur.runs.unfinished import NullWatcher, StageWatcher, forget, pack, unpack
 from secateur.seeding import derive
 
+log = logging.getLogger(__name__)
+
 TOGETHER = 10  # targets at once on a CPU: more gain little, fewer finish sooner
 
 
 def run_invert(config: Invert, out: Path) -> list[Row]:
     """Attack every target with every attack, under every defense, for every seed, into the folder `out`."""
-    data, device = prepare(config, check_pictures)
+    data, device = prepare(config, check_pictures, data_of)
     check_invert(config, data, device)
     opened = open_run(out, "invert", dump(config), device=str(device), seeds=config.seeds)
     with page_afterwards(out), deterministic(config.deterministic), opened as run:
@@ -79,14 +85,15 @@ def run_invert(config: Invert, out: Path) -> list[Row]:
                 exposure.show_guarantee()
                 exposure.calibrations = chosen
                 for attack in config.attacks:
-                    for mounted in exposure.tune(attack):
-                        exposure.measure(mounted)
+                    if exposure.mount(attack):
+                        for mounted in exposure.tune(attack):
+                            exposure.measure(mounted)
     return run.rows
 
 
 def plan(config: Invert) -> list[str]:
     """Describe the steps of the job, a line each; refuse the configurations that the job refuses."""
-    data, device = prepare(config, check_pictures)
+    data, device = prepare(config, check_pictures, data_of)
     check_invert(config, data, device)
     client = client_of(config, data, device, config.seeds[0], choose_policies(config.defense[0]))
     size = f"{config.batch_size} example{'s' if config.batch_size > 1 else ''}"
@@ -134,11 +141,38 @@ def check_invert(config: Invert, data: Dataset, device: torch.device) -> None:
         raise WrongInput("targets", "leave no row to train a generator on, which an attack needs; use fewer")
     check_installed(config.defense)
     targets = targets_of(config, data, device, seed)
+    refused = []
     for defense in config.defense:
         client = client_of(config, data, device, seed, choose_policies(defense))
-        for attack in config.attacks:
-            met = add_untrained_generator(client, config) if needs_generator(attack) else client
-            check_attack(attack, met, targets[0], chance_of(seed, attack)[0])
+        refused += [refusal_of(attack, client, config, targets[0], seed) for attack in config.attacks]
+    if all(error is not None for error in refused) and refused[0] is not None:
+        raise refused[0]
+    if isinstance(targets[0], Gradient) and "batch_size" not in config.model_fields_set:
+        warn_of_labels(targets[0], client.knowledge)
+
+
+def refusal_of(attack: Choice, client: AttackedClient, config: Invert, target: Target, seed: int) -> WrongInput | None:
+    """Return the error of an attack that cannot be mounted on this client, or None."""
+    met = add_untrained_generator(client, config) if needs_generator(attack) else client
+    try:
+        check_attack(attack, met, target, chance_of(seed, attack)[0])
+    except WrongInput as error:
+        return error
+    return None
+
+
+def warn_of_labels(update: Gradient, knowledge: Knowledge) -> None:
+    """Warn of a captured gradient that shows more labels than the one example which it is taken to be made of.
+
+    The gradient of the last bias is p - onehot(y), so that of one example has one negative entry.
+    """
+    try:
+        _, bias = last_layer(update.values, knowledge)
+    except WrongInput:
+        return
+    labels = 0 if bias is None else int((bias < 0).sum())
+    if labels > 1:
+        log.warning("The update shows %d labels, so it has more than one example; set --batch-size.", labels)
 
 
 @dataclass(eq=False)
@@ -263,7 +297,7 @@ class UpdateExposure:
         which = f"targets {group.start} to {group.stop - 1}" if len(group) > 1 else f"target {group.start}"
         under = "" if str(self.defense) == "none" else f" under {self.defense}"
         title = f"{attack} on {which}{under}, seed {self.seed}"
-        with progress(title, getattr(attacker, "iterations", None), rate=True) as advance:
+        with progress(title, getattr(attacker, "iterations", None), rate=True, unit="iterations") as advance:
             keeper = watcher(advance)
             tampering, starts = chance_of(self.seed, attack, group.start)
             knowledge, views = client.show_targets(attacker, [self.targets[i] for i in group], tampering, group.start)
@@ -314,6 +348,17 @@ class ClientExposure(UpdateExposure):
     def client_under(self, attack: Choice) -> AttackedClient:
         """Return the client as this attack meets it, with a trained generator if the attack needs one."""
         return add_trained_generator(self.client, self.config, self.context) if needs_generator(attack) else self.client
+
+    def mount(self, attack: Choice) -> bool:
+        """Return True if the attack can be mounted; otherwise add rows that say why not."""
+        error = refusal_of(attack, self.client, self.config, self.targets[0], self.seed)
+        if error is None:
+            return True
+        labels = with_extras(self._labels(attack), target=None, trial=None, item=None)
+        labels = with_extras(labels, threat=attack.method.info["threat"], knows="nothing, as it was not run")
+        note = f"{NOT_RUN}{error.message}"
+        self.run.add([Row(**labels, metric=metric, value=None, note=note) for metric in ("psnr", "recognisable")])
+        return False
 
     @property
     def updates(self) -> int:

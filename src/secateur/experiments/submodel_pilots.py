@@ -68,7 +68,9 @@ def run_pilots(
     groups = [[rates] for rates in deal_widths(len(terms.shares), widths, config.pilot_draws, seed)]
     if device.type == "cuda":
         groups = [[rates for (rates,) in groups]]
-    with progress(f"pilots of {rule}, seed {seed}", len(groups) * config.pilot_rounds, rate=True) as advance:
+    with progress(
+        f"pilots of {rule}, seed {seed}", len(groups) * config.pilot_rounds, rate=True, unit="rounds"
+    ) as advance:
         for group in groups:
             rows += _run_group(config, run, data, device, group, terms, exposer, advance)
     advised = rows_of(advise(rows), exposer.labels | {"attack": str(exposer.attacks[0])})

@@ -56,12 +56,12 @@ LOSSES: dict[str, Loss] = {"cross-entropy": cross_entropy, "binary": binary_cros
 
 @dataclass(frozen=True)
 class LocalTraining:
-    """The local training of a client in its turn; the defaults are PruneFL's and PriPrune's on FEMNIST."""
+    """The local training of a client in its turn; the defaults are those of `secateur federate`."""
 
     steps: int | None = 5  # batches of a turn; None: epochs instead
     epochs: int | None = None  # passes over the client's rows
     batch_size: int = 20
-    learning_rate: float = 0.25
+    learning_rate: float = 0.1
     momentum: float = 0.0  # starts from zero in every turn
     weight_decay: float = 0.0
     loss: Loss = field(default=cross_entropy, repr=False)

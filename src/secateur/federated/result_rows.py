@@ -52,10 +52,13 @@ def settings_of(*choices: Choice) -> str:
     Example:
         >>> settings_of(Choice("base-pruning", "snip"), Choice("defense", "noise", (("sigma", 0.1),)))
         'snip: rate=0.3; noise: sigma=0.1'
+        >>> settings_of(Choice("defense", "dgp"))
+        'dgp: k1=0.05, k2=0.75, total=None, p=None, release=None'
     """
     settings = []
     for choice in choices:
         values = choice.method.defaults | dict(choice.arguments)
+        values |= getattr(choice.make(), "in_force", {})
         if choice.name != "none" and values:
             settings.append(f"{choice.name}: {', '.join(f'{name}={value}' for name, value in values.items())}")
     return "; ".join(settings)

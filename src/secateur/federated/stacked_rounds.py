@@ -208,11 +208,11 @@ def room_for(fresh: Params, clients: int, device: torch.device) -> Room:
     if device.type == "cuda" and not room.on_host:
         return room
     memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    message = f"{room}, and this machine has {memory / 1e9:.2f}"
+    message = f"{room}; this machine has {memory / 1e9:.2f} GB"
     if size > memory:
         raise WrongInput("clients", f"{message}; use fewer clients, fewer rounds, a smaller model or another defense")
     if size > memory / 2:
-        log.warning("%s", message)
+        log.warning("The federation goes on, but memory is tight: %s.", message)
     return room
 
 

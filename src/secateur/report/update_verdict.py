@@ -13,7 +13,7 @@ from typing import Any
 
 from secateur.catalogue import methods, name_of, split
 from secateur.evaluation.calibration import WEIGHTS
-from secateur.evaluation.reconstruction import fewest_updates
+from secateur.evaluation.reconstruction import NOT_RUN, fewest_updates
 from secateur.metrics.estimates import average_on_same
 from secateur.metrics.membership import share_of
 from secateur.report import federation, inversion, summary
@@ -80,6 +80,12 @@ class Attacker:
     def failed(self) -> float:
         """The largest share of targets without a result."""
         return max((line.value("failed") or 0.0 for line in self.lines), default=0.0)
+
+    @property
+    def refusal(self) -> str | None:
+        """The reason why the attack was not run, if it was not."""
+        notes = [cell.note for line in self.lines if (cell := line.cells.get("psnr")) and cell.note]
+        return next((note for note in notes if note.startswith(NOT_RUN)), None)
 
     @property
     def scored(self) -> bool:
@@ -180,6 +186,10 @@ def _judge(lines: Sequence[SummaryLine], defense: str) -> tuple[Badge, list[str]
     attackers = [
         Attacker(name, same) for name, same in group_by(lines, lambda line: str(line.labels["attack"])).items()
     ]
+    absent = [f"{attacker.name} was {attacker.refusal}." for attacker in attackers if attacker.refusal]
+    attackers = [attacker for attacker in attackers if not attacker.refusal]
+    if not attackers:
+        return Badge("Nothing was measured", "doubtful"), absent
     failures = _describe_failures(attackers)
     if all(attacker.failed >= 1 for attacker in attackers):
         return Badge("Nothing was measured", "doubtful"), failures
@@ -187,7 +197,7 @@ def _judge(lines: Sequence[SummaryLine], defense: str) -> tuple[Badge, list[str]
     if not scored:
         unseen = "There is no truth to compare with: look at the pictures."
         return Badge("Look at the pictures", "doubtful"), [unseen, *failures]
-    sentences = [*_describe_pictures(scored), *_describe_labels(scored)]
+    sentences = [*_describe_pictures(scored), *_describe_labels(scored), *absent]
     seen = [attacker for attacker in scored if attacker.shows]
     if seen:
         recognised = any(attacker.recognised for attacker in seen)
@@ -247,6 +257,7 @@ def _describe_pictures(attackers: Sequence[Attacker]) -> list[str]:
     best = max(attackers, key=lambda attacker: (attacker.recognised, _extreme(attacker, "psnr_max", max) or 0.0))
     pictures, updates = best.total("pictures"), best.total("updates")
     many = f"{pictures:,} picture{'s' if pictures != 1 else ''} of {updates:,} update{'s' if updates != 1 else ''}"
+    many = many if pictures else "the pictures"  # a run of an earlier version does not count them
     if best.recognised:
         judges = [words for name, words in JUDGES.items() if _extreme(best, f"recognisable_{name}", max)]
         by = f" ({', '.join(judges)})" if judges else ""

@@ -27,6 +27,7 @@ from secateur.seeding import derive
 
 Schedule = Literal["steps", "warmup-cosine", "constant"]
 
+SHOW_SECONDS = 0.5  # between two reports of progress
 CHUNK = 25  # steps between two looks at the losses, which make the host wait for the device
 SAVE_SECONDS = 2.0  # between two calls of Watch.save
 POINTS = 200  # of a curve
@@ -162,15 +163,19 @@ class Trials:
         step, saved = capture_step(lambda: self.step(state), state), time.monotonic()
         while remaining := self.iterations - int(state["clock"].min()):
             done, count = int(state["step"]), min(CHUNK, remaining)
+            shown, looked = 0, time.monotonic()
             for number in range(done, done + count):
                 if self.noise:
                     self.draw(state, number)
                 step()
+                if time.monotonic() - looked >= SHOW_SECONDS:  # a step of L-BFGS may take seconds
+                    advance(number + 1 - done - shown)
+                    shown, looked = number + 1 - done, time.monotonic()
             state["step"].fill_(done + count)
             if count == remaining:
                 state["matching"].copy_(self.look(state).matching)
             self.begin_again(state)
-            advance(count)
+            advance(count - shown)
             if time.monotonic() - saved >= SAVE_SECONDS:
                 save()
                 saved = time.monotonic()

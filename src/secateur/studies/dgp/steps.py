@@ -16,19 +16,18 @@ import torch
 from torch import Generator, Tensor, nn
 from torch.nn.functional import cross_entropy
 
-from secateur.catalogue import Choice, Defense, find
+from secateur.catalogue import Defense, find
 from secateur.config import Invert, defense_of_updates, read
 from secateur.data.dataset import Dataset
 from secateur.defenses.error_feedback import upload_of
 from secateur.defenses.precode import with_divergence
 from secateur.defenses.uploads import SendAll
 from secateur.errors import WrongInput
-from secateur.evaluation.client import check_attack, protect, transform_of
+from secateur.evaluation.client import protect, transform_of
 from secateur.evaluation.client import scale as pixel_scale
 from secateur.evaluation.setup import device_of
 from secateur.experiments.context import SeedContext
-from secateur.experiments.invert import ClientExposure, chance_of
-from secateur.experiments.invert_targets import add_untrained_generator, needs_generator
+from secateur.experiments.invert import ClientExposure, refusal_of
 from secateur.federated.augment import crop_and_flip
 from secateur.federated.collaborative.measurements import Row as Numbers
 from secateur.federated.collaborative.plan import SCHEDULES, Liar, Plan, Schedule
@@ -195,9 +194,10 @@ class AttackStep(Step):
         exposure.show_guarantee()
         reasons: set[str] = set()  # adaptive attacks are mostly refused for the same reason as the plain one
         for attack in exposure.config.attacks:
-            if (reason := _explain_refusal(exposure, attack)) is None:
+            error = refusal_of(attack, exposure.client, exposure.config, exposure.targets[0], exposure.seed)
+            if error is None:
                 exposure.measure(attack)
-            elif reason not in reasons:
+            elif (reason := error.message) not in reasons:
                 reasons.add(reason)
                 more = {"batch_size": self.batch_size, "attacked_by": self.attack}
                 labels = setting.labels(model, exposure.context.data, defense, "left out", **more)
@@ -233,17 +233,6 @@ def attack_texts(attack: str, defense: str, scale: DgpScale, adaptive: Sequence[
     if "adaptive" in defaults:
         weak = [mode for part in defense_of_updates(defense).parts for mode in part.method.info.get("adaptive", ())]
         yield from (f"{text}:adaptive={mode}" for mode in dict.fromkeys(weak) if mode in adapts and mode in adaptive)
-
-
-def _explain_refusal(exposure: ClientExposure, attack: Choice) -> str | None:
-    """Return the reason why an attack cannot be mounted; None if it can."""
-    client = exposure.client
-    attacked = add_untrained_generator(client, exposure.config) if needs_generator(attack) else client
-    try:
-        check_attack(attack, attacked, exposure.targets[0], chance_of(exposure.seed, attack)[0])
-    except WrongInput as error:
-        return error.message
-    return None
 
 
 @dataclass(frozen=True)
