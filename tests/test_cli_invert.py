@@ -100,10 +100,10 @@ def test_few_rows_serve_many_classes(tmp_path, capsys):
     batch = Batch(torch.rand(1, 1, 8, 8), torch.tensor([990]))
     save_file(tree.state_of(net), tmp_path / "sent.safetensors")
     save_file(gradient_update(net, tree.state_of(net), batch).values, tmp_path / "gradient.safetensors")
-    np.savez(tmp_path / "few.npz", inputs=np.random.default_rng(0).random((3, 1, 8, 8)), labels=[1, 7, 999])
+    np.savez(tmp_path / "few.npz", inputs=np.random.default_rng(0).random((3, 1, 8, 8)), labels=[0, 7, 999])
     update = ["--update", tmp_path / "gradient.safetensors", "--weights", tmp_path / "sent.safetensors"]
     update += ["--data", tmp_path / "few.npz", "--iterations", 2, "--out", tmp_path / "run"]
-    assert invert(*update) == 2 and "labels: few has labels from 1 to 999 in 3 rows" in capsys.readouterr().err
+    assert invert(*update) == 2 and "labels: few has labels from 0 to 999 in 3 rows" in capsys.readouterr().err
     assert invert(*update, "--classes", 1000) == 0
 
 
@@ -116,7 +116,10 @@ def test_few_rows_serve_many_classes(tmp_path, capsys):
             ["--input-shape", "3,8,8", "--classes", "9", "--mean", ".5", "--std", ".5"],
             "mean: must be one number for each",
         ),
-        (["--input-shape", "1,8,8", "--classes", "9", "--mean", ".5"], "std: is missing; mean and std belong together"),
+        (
+            ["--input-shape", "1,8,8", "--classes", "9", "--mean", ".5"],
+            "std: is missing; mean and std are only used together",
+        ),
         (["--classes", "0"], "classes: '0' is not allowed"),
         (["--input-shape", "3,9,9", "--data", "digits"], "input_shape: is (3, 9, 9); digits has (1, 8, 8)"),
     ],
@@ -194,7 +197,7 @@ def test_updates_that_do_not_fit(captured, tmp_path, name, expected, capsys):
         (["--update", "u", "--weights", "w", "--set", "together=2"], "together: cannot be combined with update"),
         (["--learning-rate", "0.1"], "learning_rate: is about local steps; set local_steps too"),
         (["--update", "u", "--weights", "w", "--labels", "oracle"], "update: cannot be combined with labels: oracle"),
-        (["--classes", "7"], "classes: describes a captured update; set update too, or leave it out"),
+        (["--input-shape", "1,8,8"], "input_shape: describes a captured update; set update too, or leave it out"),
         (["--set", "train.epochs=3"], "train: nothing is trained here"),
         (["--set", "local_batch=2"], "local_batch: 2 is not allowed; batch_size is 1"),
     ],

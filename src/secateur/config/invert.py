@@ -20,14 +20,9 @@ class Invert(Common):
 
     model: str = flag("lenet-zhu", base.MODEL)
     update: Path | None = flag(None, "Captured update (.safetensors) to attack, which has no truth to compare with.")
-    classes: base.Count | None = flag(None, "Classes of the model of a captured update. By default those of the data.")
     input_shape: Annotated[list[base.Count], *base.ANY] = flag(
         "none", "Picture of a captured update: channels,height,width; needs no data then."
     )
-    mean: Annotated[list[float], *base.ANY] = flag(
-        "none", "Mean of each channel of pixels in [0, 1] (captured update)."
-    )
-    std: Annotated[list[base.Positive], *base.ANY] = flag("none", "Deviation of each channel (captured update).")
     defense: base.UpdateDefenses = flag("none", "Defenses (secateur list defenses).", repeat=True)
     residual: Path | None = flag(None, "Residual of error feedback from a training (.safetensors). By default zero.")
     attack: Annotated[list[base.OneInversion], *base.MANY] = flag(
@@ -85,9 +80,8 @@ class Invert(Common):
             for name in ("learning_rate", "local_batch"):
                 if getattr(self, name) is not None:
                     raise WrongInput(name, "is about local steps; set local_steps too, or leave it out")
-        for name in ("classes", "input_shape", "mean", "std"):
-            if self.update is None and getattr(self, name):
-                raise WrongInput(name, "describes a captured update; set update too, or leave it out")
+        if self.update is None and self.input_shape:
+            raise WrongInput("input_shape", "describes a captured update; set update too, or leave it out")
         for name in self.unused_fields:
             if name in self.model_fields_set:
                 raise WrongInput(name, "cannot be combined with update, which is the only target; leave it out")
@@ -109,8 +103,6 @@ class Invert(Common):
         for name in ("mean", "std"):
             if self.input_shape and len(getattr(self, name)) not in (0, self.input_shape[0]):
                 raise WrongInput(name, f"must be one number for each of the {self.input_shape[0]} channels")
-        if bool(self.mean) != bool(self.std):
-            raise WrongInput("std" if self.mean else "mean", "is missing; mean and std belong together")
         if self.weights is None:
             raise WrongInput("weights", "must be set with update: the model that the server sent")
         if self.labels == "oracle" or self.statistics:

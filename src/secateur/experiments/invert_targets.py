@@ -43,29 +43,18 @@ LEARNT = 2000  # rows at most that train this model
 
 
 def data_of(config: Invert) -> Dataset:
-    """Return the data of the run, with the classes, mean and deviation that a captured update was made with.
+    """Return the data of the run.
 
     Without data it is one blank picture, of which an attacker can make no update of its own.
     """
-    mean, std = tuple(config.mean), tuple(config.std)
     if config.lacks_data:
         blank, label = torch.zeros(1, *config.input_shape), torch.zeros(1, dtype=torch.int64)
+        mean, std = tuple(config.mean), tuple(config.std)
         return Dataset("no data", blank, label, config.classes or 1, 1, mean=mean, std=std)
-    data = load(config.data, config.data_folder, config.download, config.classes)
-    if config.classes is not None:
-        data = replace(data, classes=config.classes)
+    data = load(config.data, config.data_folder, config.download, config.form)
     if config.input_shape and tuple(config.input_shape) != data.input_shape:
         raise WrongInput("input_shape", f"is {tuple(config.input_shape)}; {config.data} has {data.input_shape}")
-    return data if not mean else _rescale(data, mean, std)
-
-
-def _rescale(data: Dataset, mean: tuple[float, ...], std: tuple[float, ...]) -> Dataset:
-    """Return the data normalised by another mean and deviation; inputs without any are normalised by them already."""
-    if not data.mean:
-        return replace(data, mean=mean, std=std)
-    before, after = (scale(*ends, data.inputs) for ends in ((data.mean, data.std), (mean, std)))
-    inputs = (data.inputs * before[1] + before[0] - after[0]) / after[1]
-    return replace(data, inputs=inputs, mean=mean, std=std)
+    return data
 
 
 def client_of(config: Invert, data: Dataset, device: torch.device, seed: int, defense: Defense) -> AttackedClient:
