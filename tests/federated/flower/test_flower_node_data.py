@@ -1,6 +1,8 @@
 """Clients with data of their own: they train on it, weigh as much as they say, and are not attacked."""
 
 import json
+import os
+import sys
 from dataclasses import replace
 
 import numpy as np
@@ -11,14 +13,14 @@ from flwr.app import ConfigRecord, Error, Message, RecordDict
 from near import Near
 
 from alone import pictures
-from secateur.config import Federate, read
+from secateur.config import Federate, dump, read
 from secateur.data.dataset import Dataset
 from secateur.data.load import load
 from secateur.errors import WrongInput
 from secateur.experiments.federate import run_federate
 from secateur.federated.attacks.observer import Every
 from secateur.federated.client_training import LocalTraining
-from secateur.federated.flower.app import client_app
+from secateur.federated.flower.app import client_app, clients_of, restrict_task
 from secateur.federated.flower.client import Clients
 from secateur.federated.flower.federation import FlowerFederation
 from secateur.federated.flower.link import HELLO, MOST, Link
@@ -209,3 +211,50 @@ def test_hello_says_how_many_examples_there_are(tmp_path):
     asked = talking.delivered(Message(RecordDict({"turn": ConfigRecord({"hello": True})}), 7, HELLO))
     told = client_app()(asked, home).content.config_records["turn"]
     assert dict(told) == {"client": 0, "examples": 30}
+
+
+# A server that is not trusted ---------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def trap(tmp_path, monkeypatch):
+    """A module whose import and whose functions leave a mark on the node."""
+    mark = tmp_path / "ran"
+    text = f"from pathlib import Path\nPath({str(mark)!r}).touch()\n\ndef call(*_):\n    raise SystemExit\n"
+    (tmp_path / "trap.py").write_text(text)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    monkeypatch.delitem(sys.modules, "trap", raising=False)
+    return mark
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("model", "trap:call"),
+        ("data", "trap:call"),
+        ("data", "/etc/passwd"),
+        ("data", "../secrets.npz"),
+        ("transform", "trap:call"),
+        ("model", "timm:resnet18"),
+    ],
+)
+def test_a_server_cannot_run_code_or_read_files_on_a_node(trap, field, value):
+    config = dump(read(Federate, None, SETTINGS)) | {field: value}
+    task = json.dumps({"config": config, "seed": 0, "rule": "none", "defense": "none"})
+    with pytest.raises(WrongInput, match=f"{field}: .*refused"):
+        clients_of(task, "{}", "{}")
+    assert not trap.exists()
+
+
+def test_a_node_reads_its_own_folder_and_downloads_nothing():
+    config = dump(read(Federate, None, SETTINGS)) | {"data_folder": "/root", "weights": "/w", "threads": 10**6}
+    safe = restrict_task(config, [], has_data=False)
+    assert not {"data_folder", "weights"} & safe.keys()
+    assert safe["download"] is False and safe["threads"] <= os.cpu_count()
+
+
+def test_a_model_that_the_operator_names_is_allowed():
+    config = dump(read(Federate, None, SETTINGS)) | {"model": "my_models:net"}
+    assert restrict_task(config, ["my_models:net"], has_data=False)["model"] == "my_models:net"
+    with pytest.raises(WrongInput, match="model"):
+        restrict_task(config, ["my_models:other"], has_data=False)

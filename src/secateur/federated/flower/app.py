@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import logging
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from contextlib import suppress
 from functools import lru_cache, partial
 from pathlib import Path
@@ -25,7 +25,8 @@ if TYPE_CHECKING:
     from secateur.federated.flower.link import Link
     from secateur.federated.flower.submodels import NarrowClients
 
-
+CODE = {"transform"}  # fields that name code
+REFUSED = CODE | {"data_folder", "weights", "download"}  # fields of a task that a node takes from its own settings
 T = TypeVar("T")
 
 
@@ -38,13 +39,14 @@ def task_of(config: Federate, seed: int, rule: Choice, defense: Defense) -> str:
 
 
 @lru_cache(maxsize=1)  # a process of a simulation handles many messages
-def clients_of(task: str, node_config: str, said: str) -> Clients | NarrowClients:
+def clients_of(task: str, node_config: str, said: str, trusted: bool = False) -> Clients | NarrowClients:
     """Return the clients' side of a task.
 
     Args:
         task: JSON of one federation (`task_of`).
-        node_config: JSON of the node's machine: data_folder, device, own_data.
+        node_config: JSON of the node's machine: data_folder, device, own_data, models.
         said: JSON of the server's data (`describe_data`), for a node with its own data.
+        trusted: True if the server is this user's own, as in a simulation; else the task is restricted.
     """
     from secateur.config import Federate, read
     from secateur.federated.build import build_spec, load_data, network_of
@@ -53,8 +55,9 @@ def clients_of(task: str, node_config: str, said: str) -> Clients | NarrowClient
     from secateur.interfaces import Batch
 
     description, machine = json.loads(task), json.loads(node_config)
-    source = machine.pop("own_data", None)
-    config = read(Federate, None, description["config"] | machine)
+    source, models = machine.pop("own_data", None), str(machine.pop("models", "")).split(",")
+    fields = description["config"] if trusted else restrict_task(description["config"], models, source is not None)
+    config = read(Federate, None, fields | machine)
     data, device, shares = (*load_data(config), None) if source is None else load_node(config, source, json.loads(said))
     seed, net = description["seed"], network_of(config, data, description["seed"]).to(device)
     (defense,) = [choice for choice in config.defense if str(choice) == description["defense"]]
@@ -69,14 +72,46 @@ def clients_of(task: str, node_config: str, said: str) -> Clients | NarrowClient
     return Clients(net, train, terms, seed, device)
 
 
-def client_app(mods: list[Mod] | None = None) -> ClientApp:
+def restrict_task(fields: Mapping[str, Any], models: Collection[str], has_data: bool) -> dict[str, Any]:
+    """Return the fields of a server's task that a node obeys; refuse code and data that the server names.
+
+    A message must not run code on a node, and must not read the node's files. So a model is one of the catalogue, or
+    one of the `models` that the node's operator names. Data comes from the catalogue, out of the node's own folder.
+
+    Args:
+        fields: The run file that the server sent.
+        models: Models that the node's operator allows, such as my_models:net.
+        has_data: True if the node trains on its own data.
+    """
+    from secateur.catalogue import methods
+    from secateur.config import Federate
+    from secateur.errors import WrongInput
+
+    safe = {name: value for name, value in fields.items() if name not in REFUSED}
+    for name in REFUSED & fields.keys():
+        if name in CODE and fields[name] != Federate.model_fields[name].get_default(call_default_factory=True):
+            raise WrongInput(name, f"{fields[name]!r} is refused: a server may not name code or files of this node")
+    model, data = str(fields.get("model")), str(fields.get("data"))
+    if model not in methods("model") and model not in models:
+        advice = "name it in this node's --node-config as models, if you trust it"
+        raise WrongInput("model", f"{model!r} is refused: it is none of the catalogue's; {advice}")
+    if not has_data and data not in methods("dataset"):
+        advice = "use own-data in this node's --node-config"
+        raise WrongInput("data", f"{data!r} is refused: it is none of the catalogue's; {advice}")
+    threads = min(int(fields.get("threads", 1)), os.cpu_count() or 1)
+    return safe | {"data": "digits" if has_data else data, "download": False, "threads": threads}
+
+
+def client_app(mods: list[Mod] | None = None, trusted: bool = False) -> ClientApp:
     """Return the app that runs clients' turns; a client's state stays in its context.
 
-    The app reads these fields of the node-config: partition-id (the client's number), data-folder, device, and
-    own-data. With own-data the client trains on that data instead of a share of the federation's data set.
+    The app reads these fields of the node-config: partition-id (the client's number), data-folder, device, own-data,
+    and models. With own-data the client trains on that data instead of a share of the federation's data set. `models`
+    are the operator's own networks that a server may ask for, such as my_models:net. A `trusted` server may ask for
+    any model and data: a simulation's server is the user.
     """
     app = ClientApp(mods=mods)
-    names = {name: name.replace("-", "_") for name in ("data-folder", "device", "own-data")}
+    names = {name: name.replace("-", "_") for name in ("data-folder", "device", "own-data", "models")}
 
     @app.query()
     def hello(message: Message, context: Context) -> Message:
@@ -93,7 +128,8 @@ def client_app(mods: list[Mod] | None = None) -> ClientApp:
     def turn(message: Message, context: Context) -> Message:
         request = message.content.config_records["turn"]
         machine = {names[name]: value for name, value in context.node_config.items() if name in names}
-        clients = clients_of(str(request["task"]), json.dumps(machine, sort_keys=True), str(request.get("said", "{}")))
+        settings = json.dumps(machine, sort_keys=True)
+        clients = clients_of(str(request["task"]), settings, str(request.get("said", "{}")), trusted)
         return Message(clients.answer(message.content, context.state), reply_to=message)
 
     return app
@@ -161,7 +197,7 @@ def simulate(work: Callable[[Link], T], clients: int, deadline: float, gpu: bool
     level = logs.level
     logs.setLevel(logging.ERROR)
     try:
-        run_simulation(app, client_app(), clients, backend_config={"client_resources": shares})
+        run_simulation(app, client_app(trusted=True), clients, backend_config={"client_resources": shares})
     except KeyboardInterrupt:
         for link in links:
             link.stopped = True
