@@ -87,7 +87,7 @@ def mix(where: Tensor, values: Tensor, others: Tensor, keep: Tensor | None = Non
 def split_where(where: Tensor, values: Tensor, both: bool) -> tuple[Tensor, Tensor]:
     """Return the values (lanes, ...) with zeros outside `where`, and the values with zeros inside `where`.
 
-    Without `intersect`, the first result is not computed; the second result takes its slot.
+    Without `both`, the first result is not computed; the second result takes its slot.
     """
     if kernels := _kernels_for(where, values):
         halves: tuple[Tensor, Tensor] = kernels.split_where(where, values, both)

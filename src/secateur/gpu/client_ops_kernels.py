@@ -185,7 +185,7 @@ def mix(where: Tensor, values: Tensor, others: Tensor, keep: Tensor | None) -> T
 
 
 def split_where(where: Tensor, values: Tensor, both: bool) -> tuple[Tensor, Tensor]:
-    """Return the values (lanes, ...) with zeros outside `where` (only with `intersect`), and with zeros inside."""
+    """Return the values (lanes, ...) with zeros outside `where` (only with `both`), and with zeros inside."""
     outside = values.new_empty(values.shape)
     inside = torch.empty_like(outside) if both else outside
     (flags, *fours), (rows, stride) = _flags(where), _rows(values)

@@ -64,7 +64,7 @@ def fit_many(
 ) -> Iterator[tuple[int, Fitted]]:
     """Train many models of one structure; yield (index of the task, result) as they finish.
 
-    `choose_execution` is one of `execution.EXECUTIONS`; see `train_many` for tasks that step together.
+    `execution` is one of `execution.EXECUTIONS`; see `train_many` for tasks that step together.
     """
     return train_many(partial(Trainer, net, recipe, loss, transform, penalty), tasks, execution, progress)
 

@@ -51,7 +51,7 @@ class SubmodelView(NamedTuple):
     channels: dict[str, Tensor]  # layer -> the outputs that the client keeps, in the server's numbers
     rows: Tensor  # of the data's train part: the client's examples
     covered: Params | None = None  # True for entries that were sent; None: all
-    begun: Params | None = None  # the start of training, withheld entries put back; None: `broadcast`
+    begun: Params | None = None  # the start of training, withheld entries put back; None: `received`
 
     @property
     def seen(self) -> tuple[SubmodelView]:
