@@ -44,7 +44,8 @@ def test_no_row_is_on_both_sides_and_no_shadow_sees_the_victims_data():
 
 
 def test_gaps_figures_and_guarantees_are_recorded(tmp_path):
-    assert audit(tmp_path, "--pruner", "l1-unstructured", "--defense", "basic,dp-sgd", "--shadows", 1) == 0
+    flags = ["--pruner", "l1-unstructured", "--defense", "basic,dp-sgd", "--shadows", 1, "--attack", "conf", *FEW]
+    assert audit(tmp_path, *flags) == 0
     gap = found(tmp_path, "generalisation_gap", pruner="l1-unstructured", defense="basic")[0]
     train, test = (
         found(tmp_path, f"{s}_accuracy", pruner="l1-unstructured", defense="basic")[0] for s in ("train", "test")
@@ -64,7 +65,18 @@ def test_gaps_figures_and_guarantees_are_recorded(tmp_path):
 
 
 def test_an_adaptive_attacker_and_two_defenses_at_once(tmp_path):
-    flags = ["--pruner", "l1-unstructured", "--defense", "ppb+adv", "--adaptive", "--shadows", 1, "--attack", "conf"]
+    flags = [
+        "--pruner",
+        "l1-unstructured",
+        "--defense",
+        "ppb+adv",
+        "--adaptive",
+        "--shadows",
+        1,
+        "--attack",
+        "conf",
+        *FEW,
+    ]
     assert audit(tmp_path, *flags) == 0
     assert found(tmp_path, "auc", defense="ppb+adv", adaptive=True)
 
@@ -76,7 +88,7 @@ def test_dp_sgd_with_another_defense_is_refused_with_the_reason(tmp_path, capsys
 
 
 def test_the_protocols_run(tmp_path):
-    flags = ["--pruner", "l1-unstructured", "--sparsity", ".5,.9", "--shadows", 2, "--attack", "conf"]
+    flags = ["--pruner", "l1-unstructured", "--sparsity", ".5,.9", "--shadows", 2, "--attack", "conf", *FEW]
     assert audit(tmp_path, *flags, "--protocol", "unknown-sparsity") == 0
     rows = found(tmp_path, "attack_accuracy")
     assert len(rows) == 9 and sum(row.extra["known"] for row in rows) == 3
@@ -88,7 +100,7 @@ def test_the_protocols_run(tmp_path):
 
 
 def test_online_attacks_take_the_in_out_models_and_others_the_shadows(tmp_path):
-    flags = ["--pruner", "none", "--attack", "conf,lira", "--shadows", 2]
+    flags = ["--pruner", "none", "--attack", "conf,lira", "--shadows", 2, *FEW]
     assert audit(tmp_path, *flags) == 0
     assert "offline" in found(tmp_path, "auc", attack="lira")[0].note
     assert audit(tmp_path, *flags, "--in-out", 4) == 0
@@ -129,7 +141,7 @@ def test_a_model_that_is_already_trained(trained, tmp_path):
 
 def test_the_attacker_of_a_given_model_trains_in_out_models_unless_the_user_chose(trained, tmp_path, capsys):
     flags = ["--data", trained / "own.npz", "--weights", trained / "model.safetensors", "--pruner", "none"]
-    assert audit(tmp_path / "a", *flags, "--attack", "conf,lira") == 0
+    assert audit(tmp_path / "a", *flags, "--attack", "conf,lira", "--set", "train.epochs=2") == 0
     in_out = {path.name for path in (tmp_path / "a" / "artifacts").glob("train-*")}
     assert len(in_out) == 8
     assert "offline" not in (found(tmp_path / "a", "auc", attack="lira")[0].note or "")

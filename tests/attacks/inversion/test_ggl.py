@@ -81,7 +81,7 @@ def tiny(digits):
     return net, batch, noise
 
 
-@pytest.mark.parametrize("settings", [{"iterations": 120, "population": 16}, {"search": "gradient", "iterations": 60}])
+@pytest.mark.parametrize("settings", [{"iterations": 60, "population": 16}, {"search": "gradient", "iterations": 60}])
 def test_digits_come_back_better_than_the_generators_average(scene, digits, settings, rng):
     knowledge, targets = scene
     truth = digits.take(torch.arange(TARGETS))

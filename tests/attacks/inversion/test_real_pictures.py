@@ -52,8 +52,9 @@ def test_ig_recovers_digits_from_an_untrained_cnn6(two_digits):
 
 @pytest.mark.parametrize("name", ["dlg", "idlg"])
 def test_dlg_and_idlg_recover_digits_all_but_exactly(name, two_digits):
-    for level, loss in attacked(name, "lenet-zhu", *two_digits, iterations=25):
-        assert level > 40 and loss < 1e-6  # above 90 dB after 40 steps
+    picture, label = (part[:1] for part in two_digits)
+    ((level, loss),) = attacked(name, "lenet-zhu", picture, label, iterations=25)
+    assert level > 40 and loss < 1e-6  # above 90 dB after 40 steps
 
 
 def test_ig_recovers_a_photograph():
@@ -77,12 +78,12 @@ def test_sgi_sees_more_of_pruned_weights_than_gi_does(two_digits):
         kept = {name: torch.where(v.abs() >= v.abs().median(), v, 0) for name, v in values.items()}
         return Weights(kept)
 
-    known = {"learning_rate": rate, "labels": two_digits[1][:, None]}
+    digit = tuple(part[:1] for part in two_digits)
+    known = {"learning_rate": rate, "labels": digit[1][:, None]}
     numbers = {"update": pruned, "known": known, "iterations": 300, "learning_rate": 0.1, "tv": 1e-3}
-    gi, sgi = (attacked(name, "lenet-zhu", *two_digits, **numbers) for name in ("gi-priprune", "sgi"))
-    both = attacked("sgi", "lenet-zhu", *two_digits, **numbers, adaptive="mask")
-    for (low, _), (middle, _), (high, _) in zip(gi, sgi, both, strict=True):
-        assert low + 1 < middle < 15 and high > 18  # 5.1, 7.3 and 21.9 dB were measured of the first digit
+    (low, _), (middle, _) = (attacked(name, "lenet-zhu", *digit, **numbers)[0] for name in ("gi-priprune", "sgi"))
+    high, _ = attacked("sgi", "lenet-zhu", *digit, **numbers, adaptive="mask")[0]
+    assert low + 1 < middle < 15 and high > 18  # 5.1, 7.3 and 21.9 dB were measured
 
 
 @pytest.mark.data
