@@ -49,7 +49,7 @@ def test_each_number_is_that_of_the_strongest_attack_for_its_measure():
 def test_a_measure_that_the_sample_does_not_support_is_no_number():
     few = replace(LEAK[1], value=0.9, note="not supported by the sample: 30 non-members, at least 100 needed")
     headline = build_headline([LEAK[0], few])
-    assert [name for name, *_ in headline.numbers] == ["AUC"]
+    assert headline.numbers[1] == ("TPR at 1 % FPR", "not known", few.note) and "0.9" not in str(headline)
     assert headline.badge.text == "LEAKS STRONGLY" and "sample is too small" in headline.sentences[0]
 
 
@@ -135,6 +135,12 @@ def test_models_of_several_runs_are_not_mixed_up():
     strong = [replace(row, extra={"run": "b"}) for row in LEAK]
     headline = build_headline([*weak, *strong])
     assert headline.numbers[0] == ("AUC", "0.720 [0.700, 0.740]", "lira on b: snip 0.5, ppb")
+
+
+def test_the_sentence_and_the_number_are_of_the_same_attack():
+    other = measured("tpr_at_fpr_0.01", 0.3, 0.29, model=("snip", 0.9, "ppb"))  # above guessing, but not shown to be
+    headline = build_headline([*LEAK, other])
+    assert "names 300," in headline.sentences[0] and headline.numbers[1][1].startswith("30.0 %")
 
 
 def test_leaking_models_by_name():

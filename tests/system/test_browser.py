@@ -1,7 +1,7 @@
 """The page in a real browser: drawn offline, sorted and searched, readable on a phone, in the dark and on paper."""
 
 import pytest
-from browsing import lightness, overlong
+from browsing import cut_off, lightness, overlong
 
 from secateur.cli import main
 
@@ -96,6 +96,44 @@ def test_a_phone_does_not_scroll_sideways(page, width):
     assert page.locator("#histograms .plot").nth(1).bounding_box()["x"] < 40  # one below the other
     plot, legend = (page.locator(f"#roc {part}").bounding_box() for part in (".plot .bglayer", ".legend"))
     assert legend["y"] >= plot["y"] + plot["height"] - 1
+
+
+@pytest.mark.parametrize("width", [320, 390, 1200, 1400, 1920])
+def test_no_column_is_cut_off(page, width):
+    assert cut_off(page, width) == []
+    for heading in ("attack", "AUC", "TPR at 1 % FPR", "TPR at 0.1 % FPR"):
+        cell = page.locator(f'#attacks td[data-heading="{heading}"]').first
+        assert cell.is_visible() and cell.bounding_box()["x"] + cell.bounding_box()["width"] <= width
+    assert not page.locator(".hint").first.is_visible()
+
+
+def test_on_a_phone_every_cell_has_its_heading_and_the_lines_sort(page):
+    page.set_viewport_size({"width": 390, "height": 740})
+    page.reload()
+    shown = "cell => getComputedStyle(cell, '::before').content"
+    assert page.locator('#attacks td[data-heading="AUC"]').first.evaluate(shown) == '"AUC"'
+    auc = heads(page).all_inner_texts().index("AUC")
+    heads(page).nth(auc).click()
+    values = [float(x) for x in column(page, auc + 1)]
+    assert values == sorted(values)
+
+
+def test_a_window_that_is_too_narrow_for_a_table_says_so_and_keeps_the_names(page):
+    assert "Accuracy and gaps by model" in cut_off(page, 700)
+    assert page.locator(".hint:visible").count() >= 1
+    box = page.locator(".spread:has(#models)")
+    box.evaluate("box => { box.scrollLeft = box.scrollWidth; }")
+    name, frame = page.locator("#models td").first.bounding_box(), box.bounding_box()
+    assert abs(name["x"] - frame["x"]) < 3
+
+
+def test_the_first_screen_of_a_phone_has_the_answer_and_the_magnitude(page):
+    page.set_viewport_size({"width": 390, "height": 844})
+    page.reload()
+    for part in (".badge", ".magnitude"):
+        box = page.locator(part).first.bounding_box()
+        assert box["y"] + box["height"] <= 844
+    assert page.locator(".numbers div").count() == 3
 
 
 def test_turning_a_phone_draws_the_plots_anew(page):

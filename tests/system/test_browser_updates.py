@@ -1,7 +1,7 @@
 """The page of attacks on updates in a real browser: the gallery, enlarged, on a phone, in the dark, without images."""
 
 import pytest
-from browsing import lightness, overlong
+from browsing import cut_off, lightness, overlong
 
 from secateur.cli import main
 
@@ -19,6 +19,15 @@ def folder(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def page_file(folder):
+    return folder / "report.html"
+
+
+@pytest.fixture(scope="module")
+def federation_file(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("federation") / "run"
+    sizes = ["--clients", "4", "--per-round", "2", "--rounds", "2", "--batch-size", "4", "--local-steps", "1"]
+    attack = ["--attack", "sgi", "--iterations", "5", "--base-pruning", "snip", "--defense", "none,pseudo-largest"]
+    assert main(["federate", "--data", "digits", "--model", "digits-cnn", *sizes, *attack, "--out", str(folder)]) == 0
     return folder / "report.html"
 
 
@@ -74,6 +83,21 @@ def test_a_phone_does_not_scroll_sideways(page, width):
     page.locator(".card .guess .picture").first.click()
     box = page.locator("#enlarged").bounding_box()
     assert box["x"] >= 0 and box["x"] + box["width"] <= width
+
+
+@pytest.mark.parametrize("width", [320, 390, 1200, 1400, 1920])
+def test_no_column_is_cut_off(page, width):
+    assert cut_off(page, width) == []
+    assert page.locator('#recovered td[data-heading="recognisable"]').first.is_visible()
+
+
+@pytest.mark.parametrize("width", [320, 390, 1200, 1400, 1920])
+def test_no_column_of_a_federation_is_cut_off(browser, federation_file, width):
+    page = browser.new_page()
+    page.goto(federation_file.as_uri())
+    assert cut_off(page, width) == [] and overlong(page) == []
+    assert page.locator('#federated td[data-heading="test accuracy"]').first.is_visible()
+    page.close()
 
 
 def test_dark_mode_is_dark_and_readable(page):

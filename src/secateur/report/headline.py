@@ -54,7 +54,7 @@ def build_headline(rows: Sequence[Row], limits: Sequence[Check] | None = None) -
     top = select_strongest(_split(shipped).get("auc", []))
     sentences = [_describe_magnitude(shipped, before, leaking), _describe_change(rows, top)]
     sentences += [_describe_doubt(rows, leaking), _describe_attacker(rows, top)]
-    numbers = [_format_number(item) for item in map(select_strongest, _split(shipped).values()) if item is not None]
+    numbers = [_format_strongest(items) for items in _split(shipped).values()]
     checks = {row.note or "": row.value == 1 for row in rows if row.metric == METRIC}
     return Headline(
         badge,
@@ -106,7 +106,7 @@ def _choose_badge(shipped: Sequence[Evidence], leaking: set[str], rows: Sequence
 
 def _describe_magnitude(shipped: Sequence[Evidence], before: Sequence[Evidence], leaking: set[str]) -> str:
     """Return the sentence that a board understands: how many members an attacker names, at what price."""
-    top = select_strongest([item for item in _split(shipped).get("tpr_at_fpr_0.01", []) if item.subject in leaking])
+    top = select_strongest(_split(shipped).get("tpr_at_fpr_0.01", []))
     if not leaking:
         return "No attack that was run was shown to be better than guessing; a stronger attack might be."
     if top is None or top.estimate is None:
@@ -156,8 +156,11 @@ def _describe_attacker(rows: Sequence[Row], top: Evidence | None) -> str:
     return f"{asked}The strongest attacker sees the model's answers and {knows}. Intervals cover {covers}."
 
 
-def _format_number(item: Evidence) -> tuple[str, str, str]:
-    assert item.estimate is not None
+def _format_strongest(items: Sequence[Evidence]) -> tuple[str, str, str]:
+    """Return a measure, its value under the strongest attack, and that attack; or why the sample has no value."""
+    item = select_strongest(items)
+    if item is None or item.estimate is None:
+        return name_measure(items[0].measure), "not known", items[0].note
     value, low, high = item.estimate[:3]
     if item.measure == "auc":
         text = f"{value:.3f} [{low:.3f}, {high:.3f}]"

@@ -79,6 +79,14 @@ for (const table of document.querySelectorAll("table.sortable")) {
   }));
 }
 
+for (const box of document.querySelectorAll(".spread")) { // say where a table goes on beyond the window
+  const hint = document.createElement("p");
+  hint.className = "soft hint";
+  hint.textContent = "Scroll sideways for more columns \u2192";
+  box.before(hint);
+  new ResizeObserver(() => { hint.hidden = box.scrollWidth <= box.clientWidth + 1; }).observe(box);
+}
+
 const search = document.getElementById("search");
 search?.addEventListener("input", () => {
   const words = search.value.toLowerCase().split(/\s+/).filter(Boolean);
