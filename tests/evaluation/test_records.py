@@ -57,7 +57,7 @@ def test_the_worst_group_is_found_and_its_interval_holds_for_all_groups():
     scores[member & (labels == 2)] += 0.6  # only one class leaks
     groups = ["old" if i < 1000 else "new" for i in range(2000)]
     part = records(ids=torch.arange(2000), labels=labels, is_member=member, groups=groups, scores={"conf": scores})
-    worst, note = worst_groups(part, scores, rng)
+    worst, _, note = worst_groups(part, scores, rng)
     by_measure = {exposure.measure: exposure for exposure in worst}
     assert by_measure["auc"].group == "class 2" and by_measure["auc"].groups == 6 and note == ""
     # P[u + .6 > v] of two uniform numbers: 1 - .4 ** 2 / 2
@@ -67,5 +67,5 @@ def test_the_worst_group_is_found_and_its_interval_holds_for_all_groups():
 
 def test_small_groups_are_left_out_and_counted():
     part = records()
-    worst, note = worst_groups(part, part.scores["conf"], derive(0, "groups"))
+    worst, _, note = worst_groups(part, part.scores["conf"], derive(0, "groups"))
     assert worst == [] and note == "2 groups have fewer than 20 members or non-members"

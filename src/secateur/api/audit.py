@@ -87,6 +87,7 @@ def audit(
     seed: int = 0,
     name: str = "model",
     label: str = "label",
+    groups: Sequence[Any] | None = None,
 ) -> Report:
     """Return a report of how much the model reveals about its members.
 
@@ -97,7 +98,8 @@ def audit(
     run with them. `before` is the same model before a compression made elsewhere: it is attacked too, and the report
     has the paired change of each attack that needs no shadows. With a `pruner` the model and the shadows are pruned
     first. Each is then fine-tuned on its own members, with the defense named by `defense`. A tenth of its non-members
-    says when to stop, and is left out of the audit.
+    says when to stop, and is left out of the audit. `groups` are values of a column of yours, by which leakage is
+    compared: one for each member, then one for each non-member.
     """
     if before is not None and pruner is not None:
         raise WrongInput("before", "is for a model that is compressed already; leave out the pruner")
@@ -112,8 +114,11 @@ def audit(
         sides = [_prune_side(side, method, sparsity, defense, recipe, seed, i) for i, side in enumerate(sides)]
     inside, outside = sides[0].inside, sides[0].outside
     ids = torch.cat([torch.arange(inside.size), inside.size + torch.arange(whole)[whole - outside.size :]])
+    if groups is not None and len(groups) != inside.size + whole:
+        raise WrongInput("groups", f"{len(groups)} values for {inside.size + whole} examples; use one for each")
+    named = None if groups is None else [str(groups[row]) for row in ids.tolist()]
     known = [Shadow(side.box, side.inside, side.outside) for side in sides[1:]]
-    work = BoxAudit(MemoryRun(), seed, inside, outside, chosen, known, ids)
+    work = BoxAudit(MemoryRun(), seed, inside, outside, chosen, known, ids, groups=named)
     net, net_before = sides[0].net, None if original is None else original.net
     labels: dict[str, Any] = {"model": name, "dataset": "given", "pruner": pruner or "given", "adaptive": False}
     share = sparsity if pruner else overall_sparsity(net, net_before) if net else 0.0

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
@@ -14,6 +15,7 @@ from secateur.config.policy import Limits
 from secateur.errors import WrongInput, check_whole
 
 if TYPE_CHECKING:
+    from secateur.data.scaling import DataForm
     from secateur.training.recipe import Recipe
 
 Protocol = Literal["known", "unknown-sparsity", "unknown", "select"]
@@ -76,8 +78,16 @@ class Audit(ModelRun):
     population: str | None = flag(
         None, "Data of the attacker, as --data: rows that are neither members nor candidates. Shadow models use them."
     )
+    group: str | None = flag(
+        None, "Column of yours by which leakage is compared: an array of an .npz file, or a column of a table."
+    )
     seeds: base.Seeds = flag(1, base.NUMBER_OF_SEEDS)
     limits: Limits = field(Limits, "Upper limits on leakage; exit code 1 above one of them, 3 if it is inconclusive.")
+
+    @property
+    def form(self) -> DataForm:
+        """The user's description of the data, with the column of groups."""
+        return dataclasses.replace(super().form, group=self.group)
 
     @property
     def trains_shadows(self) -> bool:

@@ -29,6 +29,7 @@ class Dataset:
     writers: Tensor | None = None  # (N,) int64: the writer of each example; None if unknown
     mean: Stats = ()  # per channel, in [0, 1] pixels, or per column of a table; empty if unknown
     std: Stats = ()
+    groups: tuple[str, ...] | None = None  # (N,) the user's own column, by which leakage is compared
     population: int = 0  # rows at the end that are the attacker's: neither members nor candidates
     verified: bool | None = None  # True if every file has its published checksum; None if none is published
     scaling: str = ""  # of the inputs, in words
@@ -46,6 +47,10 @@ class Dataset:
             if value is not None and (value.dtype != torch.int64 or value.shape != (rows,)):
                 shape = tuple(value.shape)
                 raise WrongInput(field, f"{self.name} has {value.dtype} of shape {shape}; allowed is int64 ({rows},)")
+        if self.groups is not None and len(self.groups) != rows:
+            raise WrongInput(
+                "group", f"{self.name} has {len(self.groups)} values for {rows} rows; use one for each row"
+            )
         low, high = int(self.labels.min()), int(self.labels.max())
         if low < 0 or high >= self.classes:
             raise WrongInput("labels", f"{self.name} has labels from {low} to {high}; allowed: 0 to {self.classes - 1}")
@@ -73,8 +78,19 @@ class Dataset:
         if number >= len(self.inputs):
             return self
         rows = torch.randperm(len(self.inputs), generator=rng)[:number].sort().values
-        train_size, writers = int((rows < self.train_size).sum()), None if self.writers is None else self.writers[rows]
-        return replace(self, inputs=self.inputs[rows], labels=self.labels[rows], train_size=train_size, writers=writers)
+        size, writers = int((rows < self.train_size).sum()), None if self.writers is None else self.writers[rows]
+        return replace(
+            self,
+            inputs=self.inputs[rows],
+            labels=self.labels[rows],
+            train_size=size,
+            writers=writers,
+            groups=self.groups_of(rows),
+        )
+
+    def groups_of(self, rows: Tensor) -> tuple[str, ...] | None:
+        """Return the groups of some rows (n,); None if there are none."""
+        return None if self.groups is None else tuple(self.groups[row] for row in rows.tolist())
 
 
 def fingerprint(*tensors: Tensor) -> str:

@@ -59,8 +59,10 @@ def load(source: str, folder: Path | str | None = None, download: bool = True, f
     if path.suffix == ".npz" and path.is_file():
         return from_mapping(path.stem, read_npz(path), form)
     if path.suffix in ENDINGS and path.is_file():
-        table = read_table(path.name, read_columns("data", path), form.label)
-        return from_arrays(path.stem, table.inputs, table.labels, form=form)
+        columns = read_columns("data", path)
+        groups = None if form.group is None else columns.pop(form.group, None)
+        table = read_table(path.name, columns, form.label)
+        return _with_groups(from_arrays(path.stem, table.inputs, table.labels, form=form), groups)
     if path.exists():
         raise WrongInput("data", f"{source} is not readable as data; allowed: {ALLOWED}")
     module, colon, function = source.partition(":")
@@ -82,7 +84,8 @@ def from_mapping(name: str, arrays: Mapping[str, Any], form: DataForm = UNSAID) 
     """Return the data set of named arrays, such as those of a .npz file.
 
     They are `inputs` or `x`, `labels` or `y`, and optionally `train_size`, `writers`, `mean` and `std`; see
-    `from_arrays`. What `form` says of the scaling takes precedence over `mean` and `std`.
+    `from_arrays`. What `form` says of the scaling takes precedence over `mean` and `std`. The user's own column is
+    `form.group`, by default `groups` if it is there.
     """
     inputs, labels = arrays.get("inputs", arrays.get("x")), arrays.get("labels", arrays.get("y"))
     if inputs is None or labels is None:
@@ -91,7 +94,20 @@ def from_mapping(name: str, arrays: Mapping[str, Any], form: DataForm = UNSAID) 
         raise WrongInput("data", f"{name} holds {held}; it must hold {wanted}")
     if "mean" in arrays and "std" in arrays and not form.says_scaling:
         form = replace(form, mean=_statistic("mean", arrays["mean"]), std=_statistic("std", arrays["std"]))
-    return from_arrays(name, inputs, labels, arrays.get("train_size"), arrays.get("writers"), form)
+    data = from_arrays(name, inputs, labels, arrays.get("train_size"), arrays.get("writers"), form)
+    return _with_groups(data, arrays.get(form.group or "groups"))
+
+
+def _with_groups(data: Dataset, values: Any) -> Dataset:
+    """Return the data set with the user's own column (N,), if there is one."""
+    if values is None:
+        return data
+    column = _array("group", values)
+    if column.ndim != 1:
+        raise WrongInput(
+            "group", f"the groups of {data.name} have the shape {column.shape}; use one value for each row"
+        )
+    return replace(data, groups=tuple(map(str, column.tolist())))
 
 
 def _statistic(field: str, values: Any) -> Stats:

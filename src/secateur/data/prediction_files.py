@@ -58,13 +58,16 @@ class PredictionFile:
         return PredictionFile(self.victim.take(rows), self.shadow, answers, trained_on)
 
 
-def read_predictions(file: Path) -> PredictionFile:
-    """Read and check a file of saved predictions."""
+def read_predictions(file: Path, group: str | None = None) -> PredictionFile:
+    """Read and check a file of saved predictions; `group` is the user's own column, by default `groups` or `group`."""
     if file.suffix not in ENDINGS:
         raise WrongInput("predictions", f"{file} is not allowed; use {', '.join(ENDINGS)}")
     if not file.is_file():
         raise WrongInput("predictions", f"{file} is not a file; name one that exists")
     arrays = read_npz(file) if file.suffix == ".npz" else _arrange_columns(file, read_columns("predictions", file))
+    if group is not None and group not in arrays:
+        raise WrongInput("group", f"{file} has no column {group!r}; it holds {', '.join(arrays)}")
+    arrays |= {"groups": arrays[group]} if group is not None else {}
     victim = _predictions(arrays, "")
     if "shadow_probabilities" not in arrays:
         return PredictionFile(victim)
@@ -138,8 +141,10 @@ def _arrange_columns(file: Path, columns: dict[str, Any]) -> dict[str, np.ndarra
         "labels": _table(file, columns, ["label"])[:, 0],
         "membership": _table(file, columns, ["membership"])[:, 0],
     }
+    known = re.compile(r"p\d+|label|membership|shadow\d+_\w+")
+    arrays |= {name: np.asarray(values).astype(str) for name, values in columns.items() if not known.fullmatch(name)}
     if "group" in columns:
-        arrays["groups"] = np.asarray(columns["group"]).astype(str)
+        arrays["groups"] = arrays["group"]
     if shadows := _count(columns, r"shadow(\d+)_p0"):
         tables = [_table(file, columns, [f"shadow{s}_{name}" for name in probabilities]) for s in range(shadows)]
         inside = [_table(file, columns, [f"shadow{s}_membership"])[:, 0] for s in range(shadows)]

@@ -91,18 +91,22 @@ def list_most_exposed(part: ModelRecords, attack: str, count: int = 10) -> list[
     ]
 
 
-def worst_groups(part: ModelRecords, scores: Tensor, rng: Generator) -> tuple[list[GroupExposure], str]:
-    """Return the worst group by each measure of these scores (N,), and a note on groups that are too small.
+def worst_groups(
+    part: ModelRecords, scores: Tensor, rng: Generator
+) -> tuple[list[GroupExposure], list[dict[str, Any]], str]:
+    """Return the worst group by each measure of these scores (N,), all groups, and a note on those that are too small.
 
     Groups are the classes, and the user's own. As many groups are compared, the interval of the worst is widened to
     hold for all of them (Bonferroni).
     """
-    measured, small = {}, 0
+    measured: dict[str, dict[str, Estimate]] = {}
+    sizes, small = {}, 0
     for name, rows in _groups(part).items():
         truth = part.is_member[rows]
         if min(int(truth.sum()), int((~truth).sum())) < SMALLEST_GROUP:
             small += 1
             continue
+        sizes[name] = {"group": name, "members": int(truth.sum()), "nonmembers": int((~truth).sum())}
         estimates = evaluate(Guesses(scores[rows], None), truth, rng, resamples=200)
         measured[name] = {key: estimates[key] for key in GROUP_MEASURES if estimates[key].note is None}
     worst = [
@@ -111,7 +115,11 @@ def worst_groups(part: ModelRecords, scores: Tensor, rng: Generator) -> tuple[li
         if (group := _find_worst(measured, key)) is not None
     ]
     note = f"{small} groups have fewer than {SMALLEST_GROUP} members or non-members" if small else ""
-    return worst, note
+    every = [
+        sizes[name] | {key: list(_widen(value, len(measured))[:3]) for key, value in estimates.items()}
+        for name, estimates in measured.items()
+    ]
+    return worst, every, note
 
 
 def _groups(part: ModelRecords) -> dict[str, Tensor]:

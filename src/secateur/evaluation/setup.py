@@ -52,6 +52,9 @@ def prepare(
     torch.set_num_threads(config.threads)
     data = load_data(config)
     check_data(data)
+    if config.form.group is not None and data.groups is None:
+        problem = f"{data.name} has no column {config.form.group!r}"
+        raise WrongInput("group", f"{problem}; name an array of an .npz file, or a column of a table")
     if config.examples is not None:
         data = data.limit_rows(config.examples, derive(0, "examples"))
     net = create(config.model, data.input_shape, data.classes, derive(0, "check"))
@@ -75,7 +78,8 @@ def join_population(config: Common, data: Dataset, source: str) -> Dataset:
     if shared := sum(key in known for key in content(_round(inputs))):
         raise WrongInput("population", f"{shared} of {len(inputs)} rows are in {data.name} too; leave them out")
     rows, labels = torch.cat([data.inputs, inputs]), torch.cat([data.labels, other.labels])
-    return replace(data, inputs=rows, labels=labels, writers=None, population=len(inputs))
+    groups = None if data.groups is None else data.groups + ("",) * len(inputs)
+    return replace(data, inputs=rows, labels=labels, writers=None, groups=groups, population=len(inputs))
 
 
 def _round(inputs: Tensor) -> Tensor:

@@ -401,7 +401,8 @@ class AuditEvaluation:
         box, part = partial(self._black_box, victim, self._model(victim)), self.factory.parts[VICTIM]
         title, ids = victim.title, torch.cat([part.train, part.test])
         level = LEVEL / len(self.config.attack)
-        exposure = MembershipExposure(run, seed, members, nonmembers, self.candidates, box, title, ids, level)
+        sides, groups = (members, nonmembers, self.candidates), self.context.data.groups_of(ids)
+        exposure = MembershipExposure(run, seed, *sides, box, title, ids, level, groups)
         exposure.record = self._records.setdefault(victim, exposure.record)  # several attackers ask about one victim
         return exposure
 

@@ -201,6 +201,7 @@ class BoxAudit:
     shadows: Sequence[Shadow] = ()
     ids: Tensor | None = None  # (N,) names of the candidates: the members, then the non-members
     data_key: str = ""
+    groups: Sequence[str] | None = None  # (N,) the user's own column
 
     def measure(
         self, box: BlackBox, labels: dict[str, Any], title: str, key: str = "", trained: bool = True
@@ -217,7 +218,7 @@ class BoxAudit:
         both = Batch(*(torch.cat(parts) for parts in zip(self.members, self.nonmembers, strict=True)))
         level = LEVEL / max(1, len(self.attacks))
         sides = (self.members, self.nonmembers, Candidates(both))
-        exposure = MembershipExposure(self.run, self.seed, *sides, lambda: box, title, self.ids, level)
+        exposure = MembershipExposure(self.run, self.seed, *sides, lambda: box, title, self.ids, level, self.groups)
         exposure.measure_accuracy(labels)
         if not box.labels_only:
             answers = box.predict(self.members.inputs)

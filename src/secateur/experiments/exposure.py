@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -101,18 +102,21 @@ class MembershipExposure:
             return Result({"scores": scores}, data | self._measure_exposure(scores))
 
         depends |= {"attack": labels["attack"], "seed": self.seed, "level": self.level}
+        if self.groups is not None:
+            depends["groups"] = hashlib.sha256("\n".join(self.groups).encode()).hexdigest()
         done = self.run.stage("attack", depends, compute)
         self.record.scores[name_attacker(labels)] = done.tensors["scores"]
         self.run.add(attack_rows(labels, done.data))
         exposed = {"kind": "exposed", "records": list_most_exposed(self.record, name_attacker(labels))}
-        self.run.show([flat_labels(labels) | done.data["figure"], flat_labels(labels) | exposed])
+        groups = {"kind": "groups", "records": done.data["measured"]}
+        self.run.show(flat_labels(labels) | figure for figure in (done.data["figure"], exposed, groups))
 
     def _measure_exposure(self, scores: Tensor) -> dict[str, Any]:
         """Return the worst groups of an attack with these scores, and the epsilon that it shows."""
-        worst, note = worst_groups(self.record, scores, derive(self.seed, "groups"))
+        worst, measured, note = worst_groups(self.record, scores, derive(self.seed, "groups"))
         bound = epsilon_bound(scores, self.is_member, derive(self.seed, "epsilon"), level=self.level)
         groups = [[item.measure, item.group, list(item.estimate[:3]), item.groups] for item in worst]
-        return {"groups": groups, "small_groups": note, "epsilon": bound.value}
+        return {"groups": groups, "measured": measured, "small_groups": note, "epsilon": bound.value}
 
 
 def name_attacker(labels: dict[str, Any]) -> str:

@@ -37,7 +37,7 @@ def run_predictions(config: Audit, file: Path, out: Path) -> list[Row]:
     """Attack the saved predictions of a file, into the folder `out`."""
     from secateur.report.page import write_page
 
-    attacker, seed = PredictionsAttacker(read_predictions(file)), config.seeds[0]
+    attacker, seed = PredictionsAttacker(read_predictions(file, config.group)), config.seeds[0]
     config, victim = attacker.choose_attacks(config), attacker.victim
     labels: dict[str, Any] = {"model": file.stem, "dataset": "saved predictions", "pruner": "given", "sparsity": 0.0}
     labels |= {"defense": "given", "adaptive": False, "seed": seed, "extra": {}}
@@ -63,7 +63,7 @@ def run_predictions(config: Audit, file: Path, out: Path) -> list[Row]:
 
 def describe_plan(config: Audit, file: Path) -> list[str]:
     """Describe the audit of the file in lines; the file is read for that."""
-    names = ", ".join(map(str, PredictionsAttacker(read_predictions(file)).choose_attacks(config).attack))
+    names = ", ".join(map(str, PredictionsAttacker(read_predictions(file, config.group)).choose_attacks(config).attack))
     return [f"attack the saved predictions {file} with {names}"]
 
 

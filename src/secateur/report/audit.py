@@ -100,7 +100,18 @@ def _list_attack_columns(attacks: Sequence[SummaryLine], more: Sequence[str]) ->
 
 def list_exposed(lines: Sequence[SummaryLine], figures: Iterable[Labels]) -> list[tuple[str, list[dict[str, Any]]]]:
     """Return the members that the strongest attack on each pruned model is surest of; the first seed is shown."""
-    records = [figure for figure in figures if figure["kind"] == "exposed"]
+    return _list_strongest(lines, [figure for figure in figures if figure["kind"] == "exposed"])
+
+
+def list_groups(lines: Sequence[SummaryLine], figures: Iterable[Labels]) -> list[tuple[str, list[dict[str, Any]]]]:
+    """Return the groups of rows by the AUC of the strongest attack on each pruned model; the first seed is shown."""
+    groups = _list_strongest(lines, [figure for figure in figures if figure["kind"] == "groups"])
+    named = [(title, [record for record in records if "auc" in record]) for title, records in groups]
+    return [(title, sorted(records, key=lambda record: -record["auc"][0])) for title, records in named if records]
+
+
+def _list_strongest(lines: Sequence[SummaryLine], records: Sequence[Labels]) -> list[tuple[str, list[dict[str, Any]]]]:
+    """Return the records of the strongest attack on each pruned model, with its title."""
     several, exposed = len(summary.group_by_setting(lines)) > 1, []
     for line in summary.select_strongest(lines):
         same = [x for x in records if all(x.get(name) == value for name, value in line.labels.items())]

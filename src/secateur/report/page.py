@@ -159,6 +159,7 @@ def _build_audit(rows: Sequence[Row], figures: Sequence[Labels]) -> dict[str, An
     return {
         "audited": audited,
         "exposed": audit.list_exposed(lines, figures),
+        "exposed_groups": audit.list_groups(lines, figures),
         "facts": audit.list_facts(audited),
         "verdicts": [(name_setting(group[0].labels), write_verdict(group)) for group in group_by_setting(lines)],
         "tables": audit.build_tables(lines),
