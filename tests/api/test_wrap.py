@@ -287,6 +287,12 @@ def test_inputs_of_a_type_that_does_not_fit_are_one_sentence(net, sides):
         secateur.audit(net, *whole)
 
 
+def test_nonmembers_of_another_shape_are_one_sentence(net, sides):
+    wider = torch.cat([sides[1][0], sides[1][0]], 1), sides[1][1]
+    with pytest.raises(secateur.WrongInput, match=r"^nonmembers: have inputs of the shape \(40,\), and the members"):
+        secateur.audit(net, sides[0], wider)
+
+
 def test_the_number_of_classes_and_the_kind_of_outputs_can_be_said(net, sides):
     inputs = sides[0][0]
     with pytest.raises(secateur.WrongInput, match="model: it answers with 2 classes; the data has 3"):
@@ -305,3 +311,67 @@ def test_a_wrapped_model_is_a_shadow_too(net, sides):
     forest = RandomForestClassifier(10, random_state=0).fit(*(part.numpy() for part in other[0]))
     report = secateur.audit(net, *sides, shadows=[(forest, *other)], attacks="conf")
     assert report.value("balanced_accuracy", "conf") > 0.5
+
+
+# Inputs of several tensors -------------------------------------------------------------------------------------------
+class Reader(nn.Module):
+    """A text classifier that reads tokens where the attention mask is one, and a number beside them."""
+
+    def __init__(self):
+        super().__init__()
+        self.embedding, self.layer = nn.Embedding(50, 16), nn.Linear(17, 2)
+
+    def forward(self, input_ids, attention_mask, weight):
+        words = self.embedding(input_ids) * attention_mask[..., None]
+        return types.SimpleNamespace(logits=self.layer(torch.cat([words.sum(1), weight[:, None]], 1)))
+
+
+@pytest.fixture(scope="session")
+def read():
+    rng = torch.Generator().manual_seed(0)
+
+    def side():
+        lengths = torch.randint(1, 8, (ROWS, 1), generator=rng)
+        tokens = torch.randint(50, (ROWS, 7), generator=rng)
+        inputs = {"input_ids": tokens, "attention_mask": (torch.arange(7) < lengths).long()}
+        inputs["weight"] = torch.rand(ROWS, generator=rng)
+        return inputs, torch.randint(2, (ROWS,), generator=rng)
+
+    sides = [side(), side()]
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        net = Reader()
+    optimiser = torch.optim.Adam(net.parameters(), 0.02)
+    for _ in range(60):
+        optimiser.zero_grad()
+        nn.functional.cross_entropy(net(**sides[0][0]).logits, sides[0][1]).backward()
+        optimiser.step()
+    return net.eval(), sides
+
+
+def test_inputs_of_several_tensors_reach_the_model_as_they_are(read):
+    net, sides = read
+    both = {name: torch.cat([inputs[name] for inputs, _ in sides]) for name in sides[0][0]}
+    own = own_auc(net(**both).logits.softmax(1).detach(), sides)
+    assert own > 0.7 and audited(net, sides) == pytest.approx(own, abs=1e-3)
+    in_order = [(tuple(inputs.values()), labels) for inputs, labels in sides]
+    assert audited(net, in_order) == pytest.approx(own, abs=1e-3)
+    assert audited(lambda *parts: net(*parts).logits.detach(), in_order) == pytest.approx(own, abs=1e-3)
+    report = secateur.audit(net, *sides)  # attacks that move inputs are left out
+    assert "blindmi" in {row.attack for row in report.rows} and not {"samia"} & {row.attack for row in report.rows}
+
+
+def test_inputs_that_do_not_fit_together_are_one_sentence(read):
+    net, sides = read
+    short = {name: value[:-1] if name == "weight" else value for name, value in sides[0][0].items()}
+    with pytest.raises(secateur.WrongInput, match=r"members: the tensors of the inputs have 60, 60, 59 rows"):
+        secateur.audit(net, (short, sides[0][1]), sides[1])
+    renamed = {name.upper(): value for name, value in sides[1][0].items()}
+    with pytest.raises(secateur.WrongInput, match=r"nonmembers: have inputs of other names"):
+        secateur.audit(net, sides[0], (renamed, sides[1][1]))
+    with pytest.raises(secateur.WrongInput, match="one input tensor can be pruned"):
+        secateur.audit(net, *sides, pruner="l1-unstructured")
+    with pytest.raises(secateur.WrongInput, match=r"taken by secateur\.audit alone"):
+        secateur.invert(net, sides[0], "dlg", mean=[0.5], std=[0.5])
+    with pytest.raises(secateur.WrongInput, match="which is empty"):
+        secateur.audit(net, *((torch.empty(ROWS, 0), labels) for _, labels in sides))

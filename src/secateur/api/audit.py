@@ -6,7 +6,7 @@ Models and examples that do not fit together are refused in one sentence before 
 from __future__ import annotations
 
 import copy
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
@@ -14,11 +14,13 @@ import torch
 from torch import Tensor, nn
 
 from secateur import tree
-from secateur.api.results import Examples, Printable, read_batch
+from secateur.api.results import Examples, Printable, check_batch
 from secateur.attacks.membership.reference_models import content
 from secateur.catalogue import Choice, methods
 from secateur.config import choice
 from secateur.config import defense_of_models as read_defense
+from secateur.data.examples import read_structured
+from secateur.data.structure import InputLayout
 from secateur.errors import WrongInput
 from secateur.evaluation.membership import cache_answers
 from secateur.evaluation.records import ModelRecords
@@ -65,6 +67,7 @@ class Side(NamedTuple):
     box: BlackBox
     inside: Batch
     outside: Batch
+    layout: InputLayout | None = None  # of inputs that are several tensors, packed as one
 
     @property
     def net(self) -> nn.Module | None:
@@ -92,7 +95,8 @@ def audit(
     """Return a report of how much the model reveals about its members.
 
     A model is anything that `secateur.wrap` takes. Examples are (inputs, labels) as tensors or arrays, a torch Dataset
-    or DataLoader, or a Hugging Face data set. A pandas frame has its labels in the column `label`.
+    or DataLoader, or a Hugging Face data set. A pandas frame has its labels in the column `label`. Inputs of several
+    tensors are a mapping or a tuple of them, with as many rows.
 
     `shadows` are the attacker's models, each with its own members and non-members. By default all attacks run that can
     run with them. `before` is the same model before a compression made elsewhere: it is attacked too, and the report
@@ -136,7 +140,7 @@ def audit(
 
 def _read_before(model: Model, side: Side) -> Side:
     """Return the model before its compression, with the same examples; refuse one of other classes."""
-    original = _side(model, side.inside, side.outside)
+    original = _side(model, side.inside, side.outside, side.layout)
     rows = side.inside.inputs[:1]
     _check_answers(original, "before")
     classes = [one.box.predict(rows).shape[1] for one in (original, side)]
@@ -148,7 +152,7 @@ def _read_before(model: Model, side: Side) -> Side:
 def _check_shadows(sides: Sequence[Side]) -> Validity:
     """Check that the shadows resemble the model."""
     victim, *shadows = [
-        Accuracy(*(float((side.box.predict(x.inputs).argmax(1) == x.labels).double().mean()) for x in side[2:]))
+        Accuracy(*(float((side.box.predict(x.inputs).argmax(1) == x.labels).double().mean()) for x in side[2:4]))
         for side in sides
     ]
     return resemblance(victim, shadows, [side.inside.size for side in sides[1:]])
@@ -162,8 +166,8 @@ def check_sides(
     label: str = "label",
 ) -> list[Side]:
     """Return the victim, then the shadows; refuse models that do not fit their examples, and shared examples."""
-    victim = _side(model, *(read_batch(n, x, label) for n, x in (("members", members), ("nonmembers", nonmembers))))
-    others = [_side(one, read_batch("shadows", a, label), read_batch("shadows", b, label)) for one, a, b in shadows]
+    victim = _read_side(model, ("members", members), ("nonmembers", nonmembers), label)
+    others = [_read_side(one, ("shadows", a), ("shadows", b), label) for one, a, b in shadows]
     known = _distinct_contents("nonmembers", victim)
     for shadow in others:
         if shared := len(known & _distinct_contents("shadows", shadow)):
@@ -191,6 +195,9 @@ def _check_answers(side: Side, field: str) -> None:
     rows = side.inside.inputs[:ROWS]
     with explain_failure(field or "model", rows):
         answers = check_repeatable(field or "model", side.box, rows)
+    if (shape := side.outside.inputs.shape[1:]) != rows.shape[1:]:
+        problem = f"have inputs of the shape {tuple(shape)}, and the members {tuple(rows.shape[1:])}"
+        raise WrongInput(field or "nonmembers", f"{problem}; use one shape")
     for batch, name in ((side.inside, "members"), (side.outside, "nonmembers")):
         check_labels(field or name, batch.labels, answers.shape[1])
 
@@ -214,8 +221,8 @@ def _prune_side(
 ) -> Side:
     """Return the side with a pruned and fine-tuned copy of the model, without the non-members that stopped it."""
     model, inside, outside = side.net, side.inside, side.outside
-    if model is None:
-        raise WrongInput("model", "only an nn.Module can be pruned; use one, or no pruner")
+    if model is None or side.layout is not None:
+        raise WrongInput("model", "only an nn.Module of one input tensor can be pruned; use one, or no pruner")
     if outside.size < 2:
         raise WrongInput("nonmembers", "one example cannot both stop the fine-tuning and be attacked; use at least two")
     tenth, order = max(1, outside.size // 10), torch.arange(outside.size)
@@ -232,8 +239,20 @@ def _prune_side(
     return _side(twin, inside, outside.take(order[tenth:]))
 
 
-def _side(model: Model, inside: Batch, outside: Batch) -> Side:
-    """Return a side whose black box caches the model's answers."""
+def _read_side(model: Model, inside: tuple[str, Examples], outside: tuple[str, Examples], label: str) -> Side:
+    """Return a side of a user's examples, each set with the field's name; refuse sets of other layouts."""
+    (first, layout), (second, other) = (read_structured(field, some, label) for field, some in (inside, outside))
+    if layout != other:
+        raise WrongInput(outside[0], "have inputs of other names, shapes or types than the members")
+    return _side(model, check_batch(inside[0], first), check_batch(outside[0], second), layout)
+
+
+def _side(model: Model, inside: Batch, outside: Batch, layout: InputLayout | None = None) -> Side:
+    """Return a side whose black box caches the model's answers, and unpacks inputs of several tensors."""
     box = wrap(model)
+    if layout is not None:
+        ask: Callable[[Any], Tensor] = box.predict
+        unpack = layout.unpack
+        box = replace(box, predict=lambda rows: ask(unpack(rows)))
     cached = box if box is model else replace(box, predict=cache_answers(box.predict).predict)
-    return Side(model, cached, inside, outside)
+    return Side(model, cached, inside, outside, layout)

@@ -38,10 +38,17 @@ class Printable:
 
 def read_batch(field: str, examples: Examples, label: str = "label") -> Batch:
     """Return a user's examples, in any form, as a batch; refuse labels that do not fit the inputs."""
-    inputs, labels = read_examples(field, examples, label)
+    return check_batch(field, read_examples(field, examples, label))
+
+
+def check_batch(field: str, batch: Batch) -> Batch:
+    """Return a batch with labels of 64 bits; refuse labels that do not fit the inputs, and examples of no length."""
+    inputs, labels = batch
     if not len(inputs) or labels.shape != inputs.shape[:1]:
         sizes = f"{len(inputs)} inputs and labels of the shape {tuple(labels.shape)}"
         raise WrongInput(field, f"{sizes} do not fit; use at least one input, and one label for each input")
+    if not inputs[0].numel():
+        raise WrongInput(field, f"inputs have the shape {tuple(inputs.shape[1:])}, which is empty; use examples")
     if labels.is_floating_point():
         raise WrongInput(field, f"labels are {labels.dtype}; use whole numbers, the classes from 0")
     return Batch(inputs, labels.long())

@@ -12,6 +12,7 @@ from torch.utils.data import DataLoader
 from torch.utils.data import Dataset as TorchDataset
 
 from secateur.data.columns import read_table
+from secateur.data.structure import InputLayout, pack
 from secateur.errors import WrongInput
 from secateur.interfaces import Batch
 
@@ -20,6 +21,7 @@ ALLOWED = (
     "pandas frame with a column of labels"
 )
 INPUT_COLUMNS = ("inputs", "x", "input_ids", "pixel_values")
+TEXT_COLUMNS = ("input_ids", "attention_mask", "token_type_ids")  # together the inputs of a text classifier
 LABEL_COLUMNS = ("label", "labels", "y", "target")
 
 
@@ -48,6 +50,43 @@ def read_examples(field: str, examples: Any, label: str = "label") -> Batch:
     raise WrongInput(field, f"{type(examples).__name__} is not allowed; use {ALLOWED}")
 
 
+def read_structured(field: str, examples: Any, label: str = "label") -> tuple[Batch, InputLayout | None]:
+    """Return a user's examples as one batch, and the layout of inputs that are several tensors, which are packed.
+
+    Such inputs are a mapping or a tuple of tensors beside the labels, or tokens with their attention mask.
+    """
+    parts = _several(field, examples, label)
+    if parts is None:
+        return read_examples(field, examples, label), None
+    inputs, labels = parts
+    if isinstance(inputs, Mapping):
+        packed, layout = pack(field, {name: _tensor(field, name, value) for name, value in inputs.items()})
+    else:
+        packed, layout = pack(field, tuple(_tensor(field, "inputs", value) for value in inputs))
+    return Batch(packed, _tensor(field, "labels", labels)), layout
+
+
+def _several(field: str, examples: Any, label: str) -> tuple[Any, Any] | None:
+    """Return inputs of several tensors, and their labels; None for examples of one tensor."""
+    if isinstance(examples, tuple | list) and len(examples) == 2:
+        inputs, labels = examples
+        one = isinstance(labels, Tensor | np.ndarray) and isinstance(inputs, tuple) and len(inputs) > 0
+        several = one and all(isinstance(value, Tensor | np.ndarray) for value in inputs)
+        return (inputs, labels) if isinstance(inputs, Mapping) or several else None
+    if hasattr(examples, "column_names") and "attention_mask" in examples.column_names:
+        names = [name for name in TEXT_COLUMNS if name in examples.column_names]
+        target = label if label in examples.column_names else _column(field, examples.features, LABEL_COLUMNS)
+        return {name: _stack(field, name, examples[name]) for name in names}, _stack(field, target, examples[target])
+    if not isinstance(examples, DataLoader):
+        return None
+    batches = list(examples)
+    if not batches or not isinstance(batches[0], Mapping) or "attention_mask" not in batches[0]:
+        return None
+    target = _column(field, batches[0], LABEL_COLUMNS)
+    joined = {name: torch.cat([_tensor(field, name, batch[name]) for batch in batches]) for name in batches[0]}
+    return {name: joined[name] for name in TEXT_COLUMNS if name in joined}, joined[target]
+
+
 def _is_frame(value: Any) -> bool:
     """Return True for a pandas frame, without an import of pandas."""
     return hasattr(value, "columns") and hasattr(value, "iloc")
@@ -64,6 +103,8 @@ def _is_sequence_of_pairs(value: Any) -> bool:
 
 
 def _pair(field: str, inputs: Any, labels: Any) -> Batch:
+    if isinstance(inputs, Mapping):
+        raise WrongInput(field, "several tensors for an example are taken by secateur.audit alone; use one tensor")
     values = inputs
     if _is_frame(inputs):
         columns = {str(name): inputs[name].to_numpy() for name in inputs.columns}

@@ -9,6 +9,8 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
+from functools import partial
+from operator import itemgetter
 from pathlib import Path
 from typing import Any, Literal
 
@@ -17,13 +19,14 @@ import torch
 from torch import Tensor, nn
 
 from secateur import tree
+from secateur.data.structure import Structured
 from secateur.errors import NotFinite, WrongInput
 from secateur.gpu.precision import full_precision
 from secateur.inference import TOLERANCE, bind_state
 from secateur.interfaces import BlackBox
 from secateur.models.create import load_weights
 from secateur.models.endpoint import Endpoint
-from secateur.models.formats import ASKED, is_brought, load_model
+from secateur.models.formats import ASKED, OnnxModel, is_brought, load_model
 from secateur.models.sparsity import copy_module, fold_masks
 
 OUTPUTS = ("auto", "logits", "probabilities")
@@ -32,6 +35,7 @@ ROWS = 256  # asked at once
 REPEATS = 1e-4  # difference of two answers for one input that rounding explains
 
 Outputs = Literal["auto", "logits", "probabilities"]
+Inputs = Tensor | Structured
 Answer = Callable[[Any], Any]  # a part of the inputs -> whatever the model returns
 
 
@@ -84,7 +88,8 @@ def wrap(
     if hasattr(model, "predict") and hasattr(model, "classes_"):
         return _estimator(model, classes)
     if callable(model):
-        return Wrapped(_reading(_parts(model), outputs, classes), metered=isinstance(model, Endpoint))
+        asked = model if isinstance(model, Endpoint | OnnxModel) else partial(call, model)
+        return Wrapped(_reading(_parts(asked), outputs, classes), metered=isinstance(model, Endpoint))
     kinds = "an nn.Module, a torch.export program, a scikit-learn classifier, a function or a BlackBox"
     raise WrongInput("model", f"{type(model).__name__} cannot be asked; use {kinds}")
 
@@ -104,11 +109,13 @@ def _module(net: nn.Module) -> Answer:
     """
     chosen: list[Answer] = []
 
-    def answer(inputs: Tensor) -> Any:
+    def answer(inputs: Inputs) -> Any:
+        if not isinstance(inputs, Tensor) and not chosen:
+            chosen.append(_plain(net))
         if not chosen:
             try:
                 pure = _pure(net)
-                pure(inputs[:1])
+                pure(first_tensor(inputs)[:1])
             except NotFinite:
                 raise
             except Exception:  # whatever it is, the module itself answers, or raises what the user shall read
@@ -134,16 +141,45 @@ def _plain(net: nn.Module) -> Answer:
     device = device_of(net)
 
     @torch.no_grad()
-    def answer(part: Tensor) -> Any:
+    def answer(part: Inputs) -> Any:
         with full_precision(device):
-            return net(in_precision(net, part).to(device))
+            return call(net, map_inputs(part, lambda value: in_precision(net, value).to(device)))
 
     return _parts(answer)
 
 
 def _parts(answer: Answer) -> Answer:
     """Return a function that is called for few rows at once."""
-    return lambda inputs: torch.cat([read_outputs(answer(part)) for part in torch.split(inputs, ROWS)])
+
+    def ask(inputs: Inputs) -> Tensor:
+        starts = range(0, len(first_tensor(inputs)), ROWS)
+        parts = [map_inputs(inputs, itemgetter(slice(start, start + ROWS))) for start in starts]
+        return torch.cat([read_outputs(answer(part)) for part in parts])
+
+    return ask
+
+
+def call(function: Callable[..., Any], inputs: Inputs) -> Any:
+    """Call a function with its inputs: a tensor, several by name, or several in order."""
+    if isinstance(inputs, Tensor):
+        return function(inputs)
+    return function(**inputs) if isinstance(inputs, Mapping) else function(*inputs)
+
+
+def map_inputs(inputs: Inputs, change: Callable[[Tensor], Tensor]) -> Inputs:
+    """Return inputs with every tensor changed."""
+    if isinstance(inputs, Tensor):
+        return change(inputs)
+    if isinstance(inputs, Mapping):
+        return {name: change(value) for name, value in inputs.items()}
+    return tuple(change(value) for value in inputs)
+
+
+def first_tensor(inputs: Inputs) -> Tensor:
+    """Return the tensor, or the first of several, whose rows are the examples."""
+    if isinstance(inputs, Tensor):
+        return inputs
+    return next(iter(inputs.values())) if isinstance(inputs, Mapping) else inputs[0]
 
 
 def in_precision(net: nn.Module, inputs: Tensor) -> Tensor:
@@ -166,7 +202,9 @@ def _estimator(model: Any, classes: int | None) -> BlackBox:
     columns = int(places.max()) + 1
     method = next((name for name in ("predict_proba", "decision_function") if hasattr(model, name)), "predict")
 
-    def answer(part: Tensor) -> Tensor:
+    def answer(part: Inputs) -> Tensor:
+        if not isinstance(part, Tensor):
+            raise WrongInput("inputs", "of an estimator must be one table")
         values = torch.from_numpy(np.asarray(getattr(model, method)(part.flatten(1).cpu().numpy())))
         if method == "predict":
             return nn.functional.one_hot(values.long(), columns).float()
@@ -204,12 +242,13 @@ def read_outputs(answer: Any) -> Tensor:
     raise WrongInput("model", f"it returned {type(answer).__name__}; it must return {wanted}")
 
 
-def _reading(answer: Answer, outputs: Outputs, classes: int | None) -> Callable[[Tensor], Tensor]:
+def _reading(answer: Answer, outputs: Outputs, classes: int | None) -> Callable[[Inputs], Tensor]:
     """Return the model as a function to (N, K) probabilities; the kind of its outputs is recognised once."""
     kinds: list[str] = []
 
-    def predict(inputs: Tensor) -> Tensor:
-        values = _as_table(answer(inputs), len(inputs)).to(inputs.device)
+    def predict(inputs: Inputs) -> Tensor:
+        rows = first_tensor(inputs)
+        values = _as_table(answer(inputs), len(rows)).to(rows.device)
         if not kinds:
             kinds.append(recognise_outputs(values) if outputs == "auto" else outputs)
         result = _probabilities(values, kinds[0])
