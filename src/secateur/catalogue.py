@@ -169,17 +169,41 @@ def split(text: str) -> list[str]:
 
 
 @dataclass(frozen=True)
-class Defense:
-    """Defense of one part, or of several that act together: `ppb+adv`."""
+class Joined:
+    """Choices that are joined by `+`."""
 
     parts: tuple[Choice, ...]
+
+    def __str__(self) -> str:
+        return "+".join(map(str, self.parts))
+
+
+@dataclass(frozen=True)
+class Compressor(Joined):
+    """Compressor of one part, or of two in a row: `l1-structured+int8`."""
+
+    @property
+    def uses_sparsity(self) -> bool:
+        """True if a part removes a share of the network."""
+        return any(getattr(part.method.make, "uses_sparsity", True) for part in self.parts)
+
+    @property
+    def only_masks(self) -> bool:
+        """True if the network keeps its form: no part reshapes or converts it."""
+        return not any(hasattr(part.method.make, act) for part in self.parts for act in ("reshape", "convert"))
+
+    def find_part(self, protocol: type) -> Choice | None:
+        """Return the part whose method follows a protocol, or None."""
+        return next((part for part in self.parts if isinstance(part.make(), protocol)), None)
+
+
+@dataclass(frozen=True)
+class Defense(Joined):
+    """Defense of one part, or of several that act together: `ppb+adv`."""
 
     def find_part(self, target: str) -> Choice | None:
         """Return the part whose `acts_on` equals `target`, or None."""
         return next((part for part in self.parts if part.method.info["acts_on"] == target), None)
-
-    def __str__(self) -> str:
-        return "+".join(map(str, self.parts))
 
 
 def users_own(field: str, reference: str) -> Callable[..., Any]:

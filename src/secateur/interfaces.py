@@ -60,6 +60,37 @@ class ChecksModel(Protocol):
 
 
 @runtime_checkable
+class Reshaper(Protocol):
+    """Compressor that gives a smaller network instead of a mask; the smaller network is then trained."""
+
+    def reshape(self, net: nn.Module, batch: Batch, sparsity: float, rng: Generator) -> nn.Module:
+        """Return the smaller network; a pure function of its arguments."""
+        ...
+
+
+@runtime_checkable
+class Converter(Protocol):
+    """Compressor that gives a trained network another form, which can only be asked."""
+
+    def convert(self, net: nn.Module, batch: Batch) -> nn.Module:
+        """Return the network in its new form; a pure function of its arguments."""
+        ...
+
+
+@runtime_checkable
+class Teaches(Protocol):
+    """Reshaper whose network learns from the original."""
+
+    def guide(self, original: nn.Module, device: torch.device) -> Guide:
+        """Return the term that is added to the training loss."""
+        ...
+
+    def share(self, loss: Loss) -> Loss:
+        """Return the part of the training loss that the labels have."""
+        ...
+
+
+@runtime_checkable
 class TrainsWithPenalty(Protocol):
     """Pruner whose original model is trained with an additional loss term (network slimming)."""
 
@@ -73,6 +104,7 @@ Loss = Callable[[Tensor, Tensor], Tensor]  # (logits, labels) -> scalar
 LossOf = Callable[[Params, Tensor, Tensor], Tensor]  # (parameters, inputs, labels) -> scalar
 Transform = Callable[[Tensor, Generator], Tensor]  # inputs -> inputs
 Penalty = Callable[[Params], Tensor]  # parameters -> scalar
+Guide = Callable[[Tensor, Tensor], Tensor]  # (inputs, logits) -> scalar
 
 # Membership ----------------------------------------------------------------------------------------------------
 Predict = Callable[[Tensor], Tensor]  # (N, ...) inputs -> (N, K) probabilities

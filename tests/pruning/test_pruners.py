@@ -16,7 +16,10 @@ from secateur.catalogue import methods
 from secateur.errors import WrongInput
 from secateur.pruning.removal import remove
 
-PRUNERS = methods("pruner")
+COMPRESSORS = methods("pruner")
+PRUNERS = {  # those that give a mask
+    name: entry for name, entry in COMPRESSORS.items() if not {"reshape", "convert"} & set(dir(entry.make))
+}
 SCOPED = [name for name, pruner in PRUNERS.items() if "scope" in pruner.defaults]
 STRUCTURED = [name for name, pruner in PRUNERS.items() if "groups" in pruner.defaults]
 

@@ -11,13 +11,13 @@ from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 import torch
-from torch import Tensor, nn
+from torch import Generator, Tensor, nn
 
 from secateur import tree
 from secateur.api.results import Examples, Printable, check_batch
 from secateur.attacks.membership.reference_models import content
-from secateur.catalogue import Choice, methods
-from secateur.config import choice
+from secateur.catalogue import Choice, Compressor, methods
+from secateur.config import check_together, choice, compressor
 from secateur.config import defense_of_models as read_defense
 from secateur.data.examples import read_structured
 from secateur.data.structure import InputLayout
@@ -27,8 +27,8 @@ from secateur.evaluation.records import ModelRecords
 from secateur.evaluation.validity import Accuracy, Validity, resemblance, validity_rows
 from secateur.experiments.black_box import ROWS, BoxAudit, needs_no_shadows, sparsity_rows
 from secateur.experiments.context import MOVES, check_installed, check_models, shortage
-from secateur.experiments.pipeline import build_fit
-from secateur.interfaces import Batch, BlackBox, Shadow
+from secateur.experiments.pipeline import Finetuning, build_fit
+from secateur.interfaces import Batch, BlackBox, Converter, Reshaper, Shadow, Teaches
 from secateur.models.create import check_labels, explain_failure
 from secateur.models.sparsity import overall_sparsity
 from secateur.models.wrap import Wrapped, check_repeatable, in_precision, wrap
@@ -114,7 +114,8 @@ def audit(
     original = None if before is None else _read_before(before, sides[0])
     if pruner is not None:
         check_installed([read_defense(defense)])
-        method = choice("pruner", pruner)
+        method = compressor(pruner)
+        check_together([method], [read_defense(defense)])
         sides = [_prune_side(side, method, sparsity, defense, recipe, seed, i) for i, side in enumerate(sides)]
     inside, outside = sides[0].inside, sides[0].outside
     ids = torch.cat([torch.arange(inside.size), inside.size + torch.arange(whole)[whole - outside.size :]])
@@ -125,7 +126,7 @@ def audit(
     work = BoxAudit(MemoryRun(), seed, inside, outside, chosen, known, ids, groups=named)
     net, net_before = sides[0].net, None if original is None else original.net
     labels: dict[str, Any] = {"model": name, "dataset": "given", "pruner": pruner or "given", "adaptive": False}
-    share = sparsity if pruner else overall_sparsity(net, net_before) if net else 0.0
+    share = (sparsity if method.uses_sparsity else 0.0) if pruner else overall_sparsity(net, net_before) if net else 0.0
     labels |= {"sparsity": share, "defense": defense if pruner else "given", "seed": seed, "extra": {}}
     exposure = work.measure(sides[0].box, labels, name, trained=pruner is None)
     work.run.add([] if pruner else sparsity_rows(labels, net, net_before))
@@ -217,9 +218,9 @@ def _attacks(names: Sequence[str] | None, sides: Sequence[Side]) -> list[Choice]
 
 
 def _prune_side(
-    side: Side, method: Choice, sparsity: float, defense: str, recipe: Recipe | None, seed: int, index: int
+    side: Side, method: Compressor, sparsity: float, defense: str, recipe: Recipe | None, seed: int, index: int
 ) -> Side:
-    """Return the side with a pruned and fine-tuned copy of the model, without the non-members that stopped it."""
+    """Return the side with a compressed and fine-tuned copy of the model, without the non-members that stopped it."""
     model, inside, outside = side.net, side.inside, side.outside
     if model is None or side.layout is not None:
         raise WrongInput("model", "only an nn.Module of one input tensor can be pruned; use one, or no pruner")
@@ -228,15 +229,30 @@ def _prune_side(
     tenth, order = max(1, outside.size // 10), torch.arange(outside.size)
     sides = (inside, outside.take(order[:tenth]))
     members, held = (Batch(in_precision(model, batch.inputs), batch.labels) for batch in sides)
-    rng = derive(seed, "prune", index)
-    mask = method.make()(model, members, sparsity, rng)
-    base = recipe or Recipe(epochs=50)
-    _, fit = build_fit(read_defense(defense), base)
-    task = Task(tree.state_of(model), members, held, derive(seed, "fit", index), mask)
-    ((_, fitted),) = fit(model, [task])
-    twin = copy.deepcopy(model)
-    twin.load_state_dict(fitted.state)
-    return _side(twin, inside, outside.take(order[tenth:]))
+    _, fit = build_fit(read_defense(defense), recipe or Recipe(epochs=50))
+    task = Task({}, members, held, derive(seed, "fit", index))
+    small = _compress(model, method, sparsity, task, fit, derive(seed, "prune", index))
+    return _side(small, inside, outside.take(order[tenth:]))
+
+
+def _compress(
+    model: nn.Module, method: Compressor, sparsity: float, task: Task, fit: Finetuning, rng: Generator
+) -> nn.Module:
+    """Return the model after a compressor: masked or smaller and fine-tuned by the task, then converted."""
+    net, first, mask, options = copy.deepcopy(model), method.parts[0].make(), None, {}
+    if isinstance(first, Reshaper):
+        net = first.reshape(model, task.train, sparsity, rng)
+        if isinstance(first, Teaches):
+            guide = first.guide(model, task.train.inputs.device)
+            options = {"guide": guide, "loss": first.share(fit.keywords["loss"])}
+    elif not isinstance(first, Converter):
+        mask = first(model, task.train, sparsity, rng)
+    if not isinstance(first, Converter):
+        ((_, fitted),) = fit(net, [replace(task, state=tree.state_of(net), mask=mask)], **options)
+        net.load_state_dict(fitted.state)
+    if (converter := method.find_part(Converter)) is not None:
+        net = converter.make().convert(net, task.train)
+    return net
 
 
 def _read_side(model: Model, inside: tuple[str, Examples], outside: tuple[str, Examples], label: str) -> Side:

@@ -10,7 +10,7 @@ from pydantic import BeforeValidator, model_validator
 
 from secateur.config import base
 from secateur.config.base import Common, Training, field, flag
-from secateur.config.methods import choice
+from secateur.config.methods import check_together, choice
 from secateur.config.policy import Limits
 from secateur.errors import WrongInput, check_whole
 
@@ -60,8 +60,10 @@ class Audit(ModelRun):
     model: str = flag(base.DEFAULT_MODEL, base.ASKED_MODEL)
     predictions: Path | None = flag(None, "Saved predictions (.npz, .csv, .parquet) to audit instead of a model.")
     before: str | None = flag(None, "The model before its compression: weights, or a file as --model takes.")
-    pruner: Annotated[list[base.OnePruner], *base.ANY] = flag(
-        "l1-unstructured,l1-structured,l2-structured,slimming", "Pruners (secateur list pruners), or none.", repeat=True
+    pruner: Annotated[list[base.OneCompressor], *base.ANY] = flag(
+        "l1-unstructured,l1-structured,l2-structured,slimming",
+        "Compressors (secateur list pruners), or none; two are joined by +.",
+        repeat=True,
     )
     sparsity: Annotated[list[base.Share], *base.MANY] = flag(0.7, "Shares to remove, in [0, 1).", repeat=True)
     defense: Annotated[list[base.OneDefense], *base.MANY] = flag(
@@ -120,13 +122,18 @@ class Audit(ModelRun):
         check_whole("in_out", self.in_out, 0, even=True)  # every example is in half of these models
         if self.protocol != "known" and not self.pruner:
             raise WrongInput("pruner", f"is missing; protocol {self.protocol} needs at least one")
+        if self.protocol == "unknown-sparsity" and (fixed := [x for x in self.pruner if not x.uses_sparsity]):
+            raise WrongInput(
+                "pruner", f"{fixed[0]} has no sparsity to guess; leave it out under protocol {self.protocol}"
+            )
+        check_together(self.pruner, self.defense)
         return self
 
 
 class Prune(ModelRun):
     """`secateur prune`: one pruned, fine-tuned model."""
 
-    pruner: base.OnePruner = flag("l1-unstructured", "Pruner (secateur list pruners).")
+    pruner: base.OneCompressor = flag("l1-unstructured", "Compressor (secateur list pruners); two are joined by +.")
     sparsity: base.Share = flag(0.7, "Share to remove, in [0, 1).")
     defense: base.OneDefense = flag("basic", "Defense (secateur list defenses).")
     rows: Literal["audited", "all"] = flag(
@@ -134,3 +141,11 @@ class Prune(ModelRun):
     )
     remove: bool = flag(False, "Remove dead channels from the layers.")
     seed: base.FromZero = flag(0, "Seed of all random draws.")
+    deterministic: bool = field(base.DETERMINISTIC, base.REPEATABLE)
+
+    @model_validator(mode="after")
+    def _check(self) -> Prune:
+        check_together([self.pruner], [self.defense])
+        if self.remove and not self.pruner.only_masks:
+            raise WrongInput("remove", f"{self.pruner} removes by itself what it can; leave --remove out")
+        return self

@@ -13,9 +13,9 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple, Self, get
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, PlainSerializer, model_validator
 
-from secateur.catalogue import Choice, Defense
+from secateur.catalogue import Choice, Compressor, Defense
 from secateur.config.messages import Allowed, read_annotation
-from secateur.config.methods import choice, defense_of_clients, defense_of_models, defense_of_updates
+from secateur.config.methods import choice, compressor, defense_of_clients, defense_of_models, defense_of_updates
 from secateur.errors import WrongInput
 
 if TYPE_CHECKING:
@@ -61,7 +61,7 @@ def read_seeds(value: Any) -> Any:
 
 MANY = (BeforeValidator(split_values), Field(min_length=1))
 ANY = (BeforeValidator(split_unless_none),)
-OnePruner = Annotated[Choice, BeforeValidator(partial(choice, "pruner")), PlainSerializer(str)]
+OneCompressor = Annotated[Compressor, BeforeValidator(compressor), PlainSerializer(str)]
 OneBasePruning = Annotated[Choice, BeforeValidator(partial(choice, "base-pruning")), PlainSerializer(str)]
 OneSubmodel = Annotated[Choice, BeforeValidator(partial(choice, "submodel")), PlainSerializer(str)]
 OneAttack = Annotated[Choice, BeforeValidator(partial(choice, "attack")), PlainSerializer(str)]

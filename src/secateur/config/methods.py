@@ -9,7 +9,7 @@ from typing import Any, get_type_hints
 from pydantic import TypeAdapter, ValidationError
 
 from secateur import catalogue
-from secateur.catalogue import Choice, Defense
+from secateur.catalogue import Choice, Compressor, Defense
 from secateur.config.messages import explain, yaml_value
 from secateur.errors import WrongInput, unknown
 
@@ -53,6 +53,36 @@ def choice(kind: str, value: Any) -> Choice:
         parameter = f"{field}.{name}.{error.field}" if error.field in arguments else error.field
         raise WrongInput(parameter, error.message) from None
     return Choice(kind, name, tuple(sorted(arguments.items())))
+
+
+def compressor(value: Any) -> Compressor:
+    """Read a compressor, or two joined by `+`: a pruner or a smaller network first, then another form of it."""
+    if isinstance(value, Compressor):
+        return value
+    if isinstance(value, Choice):
+        return Compressor((value,))
+    texts = value.split("+") if isinstance(value, str) else [value]
+    parts = tuple(choice("pruner", text) for text in texts)
+    converts = [hasattr(part.method.make, "convert") for part in parts]  # Converter; the schema imports no torch
+    if converts not in ([False], [True], [False, True]):
+        names = " and ".join(part.name for part in parts)
+        allowed = "join one pruner, torch-pruning or distil with int8 after it, as in l1-structured+int8"
+        raise WrongInput("pruner", f"{names} cannot be joined; {allowed}")
+    return Compressor(parts)
+
+
+def check_together(compressors: Sequence[Compressor], defenses: Sequence[Defense]) -> None:
+    """Refuse a defense that would not act: int8 alone has no fine-tuning, and distil has a training of its own."""
+    for part in (part for defense in defenses for part in defense.parts if part.name != "basic"):
+        target = part.method.info["acts_on"]
+        for chosen in compressors:
+            first = chosen.parts[0].name
+            if first == "int8" and target != "training":
+                problem = f"{part.name} acts on fine-tuning, which int8 does not have"
+                raise WrongInput("defense", f"{problem}; join int8 to a pruner, as in l1-unstructured+int8")
+            if first == "distil" and target not in ("loss", "recipe"):
+                problem = f"{part.name} replaces the training of the student"
+                raise WrongInput("defense", f"{problem}; distil goes with basic, none and ppb")
 
 
 def defense(value: Any) -> Defense:

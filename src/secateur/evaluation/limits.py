@@ -301,7 +301,8 @@ def _subject(row: Row) -> str:
     if row.pruner == "given":
         return "the model"
     trained = f" ({row.extra['original']})" if row.extra.get("original") else ""
-    compressed = f"the original{trained}" if row.pruner == "none" else f"{row.pruner} {row.sparsity or 0:g}"
+    pruned = f"{row.pruner} {row.sparsity:g}" if row.sparsity else row.pruner
+    compressed = f"the original{trained}" if row.pruner == "none" else pruned
     return f"{compressed}, {row.defense}"
 
 

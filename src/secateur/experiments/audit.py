@@ -14,7 +14,6 @@ from typing import Any
 
 import torch
 
-from secateur import tree
 from secateur.catalogue import Choice, methods
 from secateur.config import Audit, Prune, dump
 from secateur.data.dataset import Dataset
@@ -44,18 +43,28 @@ from secateur.experiments.pipeline import (
     VICTIM,
     ModelFactory,
     ModelJob,
+    build_predictor,
     guarantees,
     make,
     mask_of,
     model_rows,
-    state_of,
+    module_of,
 )
 from secateur.experiments.predictions import describe_plan
-from secateur.experiments.prune import is_pruned_file, save
+from secateur.experiments.prune import is_pruned_file, save, save_program
 from secateur.experiments.threat_models import Compression, Matchup, grid, guess, list_matchups
 from secateur.gpu.determinism import deterministic
-from secateur.inference import bind_state, predict, to_probabilities
-from secateur.interfaces import Batch, BlackBox, Candidates, InOut, MembershipAttack, Shadow, TrainsWithPenalty
+from secateur.interfaces import (
+    Batch,
+    BlackBox,
+    Candidates,
+    Converter,
+    InOut,
+    MembershipAttack,
+    Predict,
+    Shadow,
+    TrainsWithPenalty,
+)
 from secateur.metrics.epsilon import LEVEL
 from secateur.metrics.estimates import paired_drop
 from secateur.metrics.membership import auc_change
@@ -122,7 +131,10 @@ def plan(config: Audit) -> list[str]:
     verb = "train" if config.weights is None else "take the given weights as"
     others += f", trained by {config.train.function}" if config.train.function else ""
     lines += [f"  {verb} {victim.title}, with {others}" for victim in victims if victim.pruner is None]
-    lines += [f"  prune and fine-tune {victim.title}" for victim in victims if victim.pruner is not None]
+    for victim in victims:
+        if victim.pruner is not None:
+            verb = "prune and fine-tune" if victim.pruner.uses_sparsity else "compress by"
+            lines.append(f"  {verb} {victim.title}")
     lines += [f"  {scaling.sentence}"] if scaling is not None else []
     return [*lines, f"  attack in {len(matchups)} match-ups ({config.protocol}), each with {names}"]
 
@@ -158,8 +170,8 @@ def _with_possible_methods(config: Audit) -> Audit:
     trains in-out models on the victim's own pool: disjoint shadows would have too few rows.
     """
     if config.train.function is not None and "pruner" not in config.model_fields_set:
-        able = [pruner for pruner in config.pruner if not isinstance(pruner.make(), TrainsWithPenalty)]
-        config = config.model_copy(update={"pruner": able})
+        pruners = [pruner for pruner in config.pruner if pruner.find_part(TrainsWithPenalty) is None]
+        config = config.model_copy(update={"pruner": pruners})
     if not config.trains_shadows:
         return config.with_default_attacks(*RANKING, "blindmi")
     if config.weights is not None and not {"shadows", "in_out"} & config.model_fields_set:
@@ -229,7 +241,7 @@ class AuditEvaluation:
         model, context, exposure = self._model(victim), self.factory.context_for(victim), self._exposure(victim)
         labels = self._labels(victim.labels)
         sides = {"train_accuracy": exposure.members, "test_accuracy": exposure.nonmembers}
-        context.run.add(model_rows(context, labels, model, sides))
+        context.run.add(model_rows(context, victim, labels, model, sides))
         exposure.check_validity(labels, context.data.classes, context.data.key)
         context.run.add(validity_rows(labels, [self.scaling] if self.scaling else []))
         if context.data.population:
@@ -244,16 +256,18 @@ class AuditEvaluation:
         exposure.measure_gaps(labels, context.data.classes, model.key)
 
     def export_models(self, folder: Path) -> None:
-        """Write every audited model as a file that `secateur.load_pruned` reads."""
+        """Write every audited model as a file that `secateur.load_pruned` reads; a quantised one as a .pt2 program."""
         for victim in self._measured:
             context, model = self.factory.context_for(victim), self._model(victim)
             fields = {name: value for name, value in dump(self.config).items() if name in Prune.model_fields}
             fields |= {"sparsity": victim.sparsity, "defense": str(victim.defense), "seed": context.seed}
             pruner = victim.pruner or victim.term  # slimming trains its originals too
             fields["pruner"] = "l1-unstructured" if pruner is None else str(pruner)
-            net = context.initial("structure")
-            net.load_state_dict(state_of(model))
+            net = module_of(context, victim, model).cpu()
             name = re.sub(r"[^\w.]+", "-", f"{victim.title} seed {context.seed}").strip("-")
+            if victim.pruner is not None and victim.pruner.find_part(Converter) is not None:
+                save_program(folder / f"{name}.pt2", net, context.data.input_shape)
+                continue
             mask = {} if victim.pruner is None else mask_of(model)
             save(folder / f"{name}.safetensors", net, mask, Prune.model_validate(fields), context.data)
 
@@ -278,11 +292,11 @@ class AuditEvaluation:
         context.run.add(validity_rows(self._labels(matchup.labels), [Validity(*done["check"])]))
 
     def _accuracy(self, role: str, compression: Compression, model: Result) -> Accuracy:
-        part, net = self.factory.parts[role], self.factory.context_for(compression).net
-        state, shares = tree.to(state_of(model), self.context.device), []
+        part, answer = self.factory.parts[role], self._build_predictor(compression, model)
+        shares = []
         for rows in (part.train, part.test):
             batch = self.context.rows(rows)
-            shares.append(float((predict(net, state, batch.inputs).argmax(1) == batch.labels).double().mean()))
+            shares.append(float((answer(batch.inputs).argmax(1) == batch.labels).double().mean()))
         return Accuracy(*shares)
 
     def _measure_drop(self, victim: Compression, labels: dict[str, Any]) -> None:
@@ -292,8 +306,8 @@ class AuditEvaluation:
         def compute() -> Result:
             nonmembers, hits = self._exposure(victim).nonmembers, []
             for compression, model in zip((victim, victim.original), models, strict=True):
-                net, state = self.factory.context_for(compression).net, tree.to(state_of(model), context.device)
-                hits.append(predict(net, state, nonmembers.inputs).argmax(1) == nonmembers.labels)
+                answer = self._build_predictor(compression, model)
+                hits.append(answer(nonmembers.inputs).argmax(1) == nonmembers.labels)
             return Result(data=paired_drop(hits[1], hits[0])._asdict())
 
         depends = {"model": models[0].key, "original": models[1].key, "seed": context.seed}
@@ -407,9 +421,10 @@ class AuditEvaluation:
         return exposure
 
     def _black_box(self, compression: Compression, model: Result) -> BlackBox:
-        net = self.factory.context_for(compression).net
-        answer = bind_state(net, state_of(model), self.context.device)
-        return cache_answers(lambda inputs: to_probabilities(answer(inputs)))
+        return cache_answers(self._build_predictor(compression, model))
+
+    def _build_predictor(self, compression: Compression, model: Result) -> Predict:
+        return build_predictor(self.factory.context_for(compression), compression, model)
 
     def _labels(self, labels: dict[str, Any]) -> dict[str, Any]:
         whole = {"model": self.config.model, "dataset": self.context.data.name, "seed": self.context.seed} | labels

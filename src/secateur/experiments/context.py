@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from secateur.catalogue import Choice, Defense, users_own
+from secateur.catalogue import Choice, Compressor, Defense, users_own
 from secateur.config import Audit, Common, ModelRun
 from secateur.data.dataset import Dataset, fingerprint
 from secateur.data.partition import Split, split_trained, victim_shadow
@@ -124,12 +124,12 @@ def check_installed(defenses: Iterable[Defense], training: str = "auto") -> None
         require("ray", "ray")
 
 
-def check_function(config: ModelRun, pruners: Iterable[Choice], defenses: Iterable[Defense]) -> None:
+def check_function(config: ModelRun, pruners: Iterable[Compressor], defenses: Iterable[Defense]) -> None:
     """Refuse a training function that is not there, and methods that change the training that the function is."""
     if config.train.function is None:
         return
     users_own("train", config.train.function)
-    methods = [str(pruner) for pruner in pruners if isinstance(pruner.make(), TrainsWithPenalty)]
+    methods = [str(pruner) for pruner in pruners if pruner.find_part(TrainsWithPenalty) is not None]
     methods += [str(part) for defense in defenses if (part := defense.find_part("training"))]
     if methods:
         problem = f"{methods[0]} acts on the training, which {config.train.function} does"
@@ -152,9 +152,10 @@ def check_audit(config: Audit) -> None:
             check_models(attack, config.shadows - 1, left="the adversary keeps one shadow to try its recipes on: ")
 
 
-def check_pruners(pruners: Iterable[Choice], config: Common, data: Dataset) -> None:
-    """Refuse, before any training, a pruner that cannot take the network."""
-    checking = [pruner for pruner in (choice.make() for choice in pruners) if isinstance(pruner, ChecksModel)]
+def check_pruners(compressors: Iterable[Compressor], config: Common, data: Dataset) -> None:
+    """Refuse, before any training, a compressor that cannot take the network."""
+    parts = dict.fromkeys(part for compressor in compressors for part in compressor.parts)
+    checking = [pruner for pruner in (part.make() for part in parts) if isinstance(pruner, ChecksModel)]
     if checking:
         net = create(config.model, data.input_shape, data.classes, derive(0, "initialise", "structure"))
         for pruner in checking:

@@ -7,12 +7,13 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
 from functools import lru_cache, partial
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Generator, Tensor, nn
 from torch.nn.functional import cross_entropy
 
 from secateur import tree
@@ -20,15 +21,28 @@ from secateur.catalogue import Choice, Defense
 from secateur.data.dataset import fingerprint
 from secateur.data.partition import Part
 from secateur.defenses.dp_common import Guarantee
+from secateur.errors import WrongInput
 from secateur.experiments.context import SeedContext, file_key
 from secateur.experiments.threat_models import Compression
-from secateur.inference import predict
-from secateur.interfaces import Batch, Loss, Mask, Params, TrainsWithPenalty
+from secateur.inference import bind_state, to_probabilities
+from secateur.interfaces import (
+    Batch,
+    Converter,
+    Loss,
+    Mask,
+    Params,
+    Predict,
+    Reshaper,
+    Teaches,
+    TrainsWithPenalty,
+)
+from secateur.metrics.cost import cost
 from secateur.metrics.membership import share
 from secateur.models.create import load_weights
+from secateur.models.wrap import wrap
 from secateur.progress import progress
 from secateur.pruning.channels import CONVS
-from secateur.pruning.removal import savings
+from secateur.pruning.removal import remove, savings
 from secateur.runs.artifacts import Result
 from secateur.runs.rows import Row, join_notes
 from secateur.seeding import derive
@@ -37,7 +51,9 @@ from secateur.training.trainer import fit_many
 from secateur.training.user_function import source_key
 
 Fit = Callable[..., Iterator[tuple[int, Fitted]]]  # trainer.fit_many, or a defense's own loop
+Finetuning = partial[Iterator[tuple[int, Fitted]]]  # the same with its recipe and its loss
 VICTIM = "victim"
+INT8_LATENCY = "latency of torchao's graph without compiled kernels; those of a deployment are faster"
 
 
 @dataclass(frozen=True)
@@ -103,10 +119,23 @@ def make(jobs: Sequence[ModelJob], compression: Compression) -> list[Result]:
     """Make the models of these jobs, of one seed or of many, with this compression; on a GPU they train together."""
     if not jobs:
         return []
-    originals = _originals(jobs, compression)
+    models = _originals(jobs, compression)
     if compression.pruner is None:
-        return originals
-    return prune_and_finetune(jobs, originals, compression.pruner, compression.sparsity, compression.defense)
+        return models
+    first, converter = compression.pruner.parts[0], compression.pruner.find_part(Converter)
+    if first != converter:
+        compress = reshape_and_finetune if isinstance(first.make(), Reshaper) else prune_and_finetune
+        models = compress(jobs, models, first, compression.sparsity, compression.defense)
+    return models if converter is None else [_calibrate(*pair, converter) for pair in zip(jobs, models, strict=True)]
+
+
+def _calibrate(job: ModelJob, model: Result, converter: Choice) -> Result:
+    """Return a model that is to be converted, with the training rows that set the ranges of its activations.
+
+    The conversion is a pure function of both, so it is not stored: `module_of` repeats it.
+    """
+    rows = _draw_rows(job, derive(job.context.seed, "calibrate", job.role))
+    return replace(model, data=model.data | {"calibration": rows.tolist()}, key=f"{model.key}+{converter}")
 
 
 def _originals(jobs: Sequence[ModelJob], compression: Compression) -> list[Result]:
@@ -181,20 +210,98 @@ def prune_and_finetune(
     return context.run.stages("prune", depends, compute)
 
 
+def reshape_and_finetune(
+    jobs: Sequence[ModelJob], originals: Sequence[Result], reshaper: Choice, sparsity: float, defense: Defense
+) -> list[Result]:
+    """Make the smaller networks, one by one, as their shapes may differ: each from its original, then trained."""
+    context, method = jobs[0].context, reshaper.make()
+    teaches = isinstance(method, Teaches)
+    recipe, fit = build_fit(defense, context.recipes[0 if teaches else 1])  # a student starts from nothing
+    settings = {"pruner": str(reshaper), "sparsity": sparsity, "defense": str(defense), "recipe": asdict(recipe)}
+    pairs = list(zip(jobs, originals, strict=True))
+    depends = [job.base | settings | {"original": original.key} for job, original in pairs]
+
+    def compute(missing: list[int]) -> Iterator[tuple[int, Result]]:
+        with progress(f"{reshaper} {defense}", len(missing)) as advance:
+            for i in missing:
+                (job, original), seed = pairs[i], jobs[i].context.seed
+                net = job.context.initial("structure").to(context.device)
+                net.load_state_dict(original.tensors)
+                sample = _draw_rows(job, derive(seed, "sample", job.role))
+                small = _reshape(job.context, net, reshaper, sparsity, sample, job.role)
+                options: dict[str, Any] = {"execution": "sequential"}
+                if isinstance(method, Teaches):
+                    options["loss"] = method.share(fit.keywords["loss"])
+                    options["guide"] = method.guide(net, context.device)
+                task = replace(job.task(tree.state_of(small)), rng=derive(seed, "fit", job.role, "reshaped"))
+                ((_, fitted),) = fit(small, [task], **options)
+                tensors = {f"state.{name}": value for name, value in fitted.state.items()}
+                if not teaches:  # the shapes of the smaller network follow from the original's weights
+                    tensors |= {f"original.{name}": value for name, value in original.tensors.items()}
+                yield i, Result(tensors, _history(fitted) | {"sample": sample.tolist(), "role": job.role})
+                advance(1)
+
+    return context.run.stages("reshape", depends, compute)
+
+
+def _reshape(
+    context: SeedContext, net: nn.Module, reshaper: Choice, sparsity: float, sample: Tensor, role: str
+) -> nn.Module:
+    """Return the smaller network of a role."""
+    rng = derive(context.seed, "reshape", role, str(reshaper), sparsity)
+    small: nn.Module = reshaper.make().reshape(net, context.rows(sample), sparsity, rng)
+    return small
+
+
+def module_of(context: SeedContext, compression: Compression, model: Result) -> nn.Module:
+    """Return a compressed model in the form that is deployed: smaller, quantised, or with its zeros."""
+    net, compressor = context.initial("structure").to(context.device), compression.pruner
+    if compressor is not None and (reshaper := compressor.find_part(Reshaper)) is not None:
+        net.load_state_dict(_part(model, "original.") or net.state_dict())
+        sample = torch.tensor(model.data["sample"])
+        net = _reshape(context, net, reshaper, compression.sparsity, sample, model.data["role"])
+    net.load_state_dict(state_of(model))
+    if compressor is None or (converter := compressor.find_part(Converter)) is None:
+        return net
+    with suppress(WrongInput):  # single weights cannot be removed: their zeros are quantised
+        net = remove(net.cpu(), mask_of(model), context.data.input_shape)
+    converted: nn.Module = converter.make().convert(net, context.rows(torch.tensor(model.data["calibration"])))
+    return converted
+
+
+def build_predictor(context: SeedContext, compression: Compression, model: Result) -> Predict:
+    """Return a model as a function from inputs to (N, K) probabilities."""
+    compressor = compression.pruner
+    if compressor is not None and compressor.find_part(Converter) is not None:
+        box = wrap(module_of(context, compression, model), outputs="logits")
+        return lambda inputs: box.predict(inputs).to(inputs.device)
+    net = context.net
+    if compressor is not None and compressor.find_part(Reshaper) is not None:
+        net = module_of(context, compression, model)
+    answer = bind_state(net, state_of(model), context.device)
+    return lambda inputs: to_probabilities(answer(inputs))
+
+
 def prune(job: ModelJob, state: Mapping[str, Tensor], pruner: Choice, sparsity: float) -> tuple[Mask, list[str]]:
     """Return the mask for one trained model, and the pruner's warnings."""
-    context, rows = job.context, job.part.train
+    context = job.context
     net = context.initial("structure").to(context.device)
     net.load_state_dict(state)
     rng = derive(context.seed, "prune", job.role, str(pruner), sparsity)
-    sample = rows[torch.randperm(rows.numel(), generator=rng)[: max(128, 20 * context.data.classes)]]
+    sample = _draw_rows(job, rng)
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         mask = pruner.make()(net, context.rows(sample), sparsity, rng)
     return mask, [str(warning.message) for warning in caught]
 
 
-def build_fit(defense: Defense, recipe: Recipe) -> tuple[Recipe, Fit]:
+def _draw_rows(job: ModelJob, rng: Generator) -> Tensor:
+    """Draw training rows of a model for a compressor: enough of each class for scores and ranges."""
+    rows = job.part.train
+    return rows[torch.randperm(rows.numel(), generator=rng)[: max(128, 20 * job.context.data.classes)]]
+
+
+def build_fit(defense: Defense, recipe: Recipe) -> tuple[Recipe, Finetuning]:
     """Return the recipe and the loop of fine-tuning, with every defense at the point where it acts."""
     if part := defense.find_part("recipe"):
         recipe = part.make()(recipe)
@@ -221,13 +328,17 @@ def _history(fitted: Fitted) -> dict[str, Any]:
 
 def state_of(result: Result) -> Params:
     """Return the weights of a pruned model's stage, or of an original's."""
-    pruned = {name.removeprefix("state."): v for name, v in result.tensors.items() if name.startswith("state.")}
-    return pruned or dict(result.tensors)
+    return _part(result, "state.") or dict(result.tensors)
 
 
 def mask_of(result: Result) -> Mask:
     """Return the mask of a pruned model's stage; empty for an original's."""
-    return {name.removeprefix("mask."): v for name, v in result.tensors.items() if name.startswith("mask.")}
+    return _part(result, "mask.")
+
+
+def _part(result: Result, prefix: str) -> Params:
+    """Return the tensors of a stage whose names begin with a prefix, without it."""
+    return {name.removeprefix(prefix): v for name, v in result.tensors.items() if name.startswith(prefix)}
 
 
 def guarantees(context: SeedContext, defense: Defense, size: int) -> list[Guarantee]:
@@ -236,21 +347,17 @@ def guarantees(context: SeedContext, defense: Defense, size: int) -> list[Guaran
     return [method.guarantee(size, *recipes) for part in defense.parts if hasattr(method := part.make(), "guarantee")]
 
 
-def model_rows(context: SeedContext, labels: dict[str, Any], model: Result, sides: dict[str, Batch]) -> list[Row]:
-    """Return the utility and cost of one model: its accuracy on each side, and its savings, masked and removed."""
+def model_rows(
+    context: SeedContext, compression: Compression, labels: dict[str, Any], model: Result, sides: dict[str, Batch]
+) -> list[Row]:
+    """Return the utility and cost of one model: its accuracy on each side, and its savings in every form it has."""
 
     def compute() -> Result:
-        state = tree.to(state_of(model), context.device)
-        hits = {name: predict(context.net, state, side.inputs).argmax(1) == side.labels for name, side in sides.items()}
-        net = context.initial("structure")
-        net.load_state_dict(state_of(model))
-        saved = savings(net, mask_of(model), context.data.input_shape)
-        costs = {"masked": asdict(saved.masked), "removed": asdict(saved.removed) if saved.removed else {}}
-        shares = {"nonzero_parameters": saved.nonzero, "conv_weights_masked": saved.masked_share}
-        shares["conv_weights_removed"] = saved.removed_share
-        values = shares | {f"{name}_{form}": v for form, measures in costs.items() for name, v in measures.items()}
+        answer = build_predictor(context, compression, model)
+        hits = {name: answer(side.inputs).argmax(1) == side.labels for name, side in sides.items()}
+        values, note = measure_cost(context, compression, model)
         utility = {name: share(hit)._asdict() for name, hit in hits.items()}
-        return Result(data={"utility": utility, "cost": values, "note": saved.note or None})
+        return Result(data={"utility": utility, "cost": values, "note": note})
 
     done = context.run.stage("model", {"model": model.key, "sides": list(sides), "seed": context.seed}, compute).data
     note = join_notes(*model.data.get("notes", []))
@@ -261,3 +368,23 @@ def model_rows(context: SeedContext, labels: dict[str, Any], model: Result, side
         note = join_notes(counted, done["note"])
         rows.append(Row(**labels, metric=name, value=value, timing=name.startswith("seconds"), note=note))
     return rows
+
+
+def measure_cost(context: SeedContext, compression: Compression, model: Result) -> tuple[dict[str, float], str | None]:
+    """Return the costs of a model by name, and a note on them.
+
+    A mask has the costs of its masked and of its removed form. A smaller or quantised network has its own.
+    """
+    compressor, shape = compression.pruner, context.data.input_shape
+    net = module_of(context, compression, model)
+    if compressor is not None and compressor.find_part(Converter) is not None:
+        whole = asdict(cost(net, shape))
+        return {f"{name}_compressed": whole[name] for name in ("bytes", "seconds")}, INT8_LATENCY
+    if compressor is not None and compressor.find_part(Reshaper) is not None:
+        return {f"{name}_compressed": value for name, value in asdict(cost(net, shape)).items()}, None
+    saved = savings(net.cpu(), mask_of(model), shape)
+    costs = {"masked": asdict(saved.masked), "removed": asdict(saved.removed) if saved.removed else {}}
+    shares = {"nonzero_parameters": saved.nonzero, "conv_weights_masked": saved.masked_share}
+    shares["conv_weights_removed"] = saved.removed_share
+    values = shares | {f"{name}_{form}": v for form, measures in costs.items() for name, v in measures.items()}
+    return values, saved.note or None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 from pathlib import Path
 from typing import Any
@@ -9,16 +10,16 @@ from typing import Any
 import torch
 from torch import nn
 
-from secateur.config import Prune, defense, dump
+from secateur.config import Prune, compressor, defense, dump
 from secateur.data.dataset import Dataset
 from secateur.data.partition import Part
 from secateur.errors import WrongInput
 from secateur.evaluation.setup import prepare
-from secateur.experiments.context import SeedContext, check_function, check_installed, split_rows
-from secateur.experiments.pipeline import VICTIM, ModelJob, make, mask_of, model_rows, prune, state_of
+from secateur.experiments.context import SeedContext, check_function, check_installed, check_pruners, split_rows
+from secateur.experiments.pipeline import VICTIM, ModelJob, make, mask_of, model_rows, module_of, prune
 from secateur.experiments.threat_models import compress_by
 from secateur.gpu.determinism import deterministic
-from secateur.interfaces import Mask
+from secateur.interfaces import Converter, Mask, Teaches
 from secateur.models.create import create, load_weights, read_tensors
 from secateur.pruning.removal import remove
 from secateur.runs.artifacts import explained, version, write
@@ -34,11 +35,13 @@ def run_prune(config: Prune, out: Path) -> list[Row]:
 
     By default it is the model that `secateur audit` attacks with these settings: equal rows, seed and stopping.
     """
-    if out.suffix != ".safetensors":
-        raise WrongInput("out", f"{out} is not allowed; use a file that ends in .safetensors")
+    quantises = config.pruner.find_part(Converter) is not None
+    if out.suffix != (suffix := ".pt2" if quantises else ".safetensors"):
+        raise WrongInput("out", f"{out} is not allowed; {config.pruner} is written to a file that ends in {suffix}")
     check_installed([config.defense], config.execution)
     check_function(config, [config.pruner], [config.defense])
     data, device = prepare(config)
+    check_pruners([config.pruner], config, data)
     part = public_split(data, config.seed) if config.rows == "all" else select_audited(config, data)
     folder = out.with_suffix(".run")
     opened = open_run(folder, "prune", dump(config), device=str(device), seeds=[config.seed])
@@ -47,15 +50,19 @@ def run_prune(config: Prune, out: Path) -> list[Row]:
         job = ModelJob(context, VICTIM, part)
         if config.remove:
             check_removable(job, config)
-        (model,) = make([job], compress_by(config.pruner, config.sparsity, config.defense))
+        compression = compress_by(config.pruner, config.sparsity, config.defense)
+        (model,) = make([job], compression)
         labels: dict[str, Any] = {"model": config.model, "dataset": data.name, "pruner": str(config.pruner)}
-        labels |= {"sparsity": config.sparsity, "defense": str(config.defense), "seed": config.seed}
-        run.add(model_rows(context, labels, model, {"test_accuracy": context.rows(part.test)}))
-        net = context.initial("structure")
-        net.load_state_dict(state_of(model))
+        sparsity = config.sparsity if config.pruner.uses_sparsity else 0.0
+        labels |= {"sparsity": sparsity, "defense": str(config.defense), "seed": config.seed}
+        run.add(model_rows(context, compression, labels, model, {"test_accuracy": context.rows(part.test)}))
+        net = module_of(context, compression, model).cpu()
         if config.remove:
             net = remove(net, mask_of(model), data.input_shape)
-        save(out, net, mask_of(model), config, data)
+        if quantises:
+            save_program(out, net, data.input_shape)
+        else:
+            save(out, net, mask_of(model), config, data)
     return run.rows
 
 
@@ -89,7 +96,7 @@ def check_removable(job: ModelJob, config: Prune) -> None:
     net = job.context.initial(job.role)
     if config.weights is not None:
         load_weights(net, config.weights)
-    mask, _ = prune(job, net.state_dict(), config.pruner, config.sparsity)
+    mask, _ = prune(job, net.state_dict(), config.pruner.parts[0], config.sparsity)
     try:
         remove(net, mask, job.context.data.input_shape)
     except WrongInput as error:
@@ -116,6 +123,16 @@ def save(out: Path, net: nn.Module, mask: Mask, config: Prune, data: Dataset) ->
     write(out, encode(tensors, metadata={"secateur": json.dumps(recipe)}))
 
 
+def save_program(out: Path, net: nn.Module, input_shape: tuple[int, ...]) -> None:
+    """Write a quantised model as a program of torch.export, which takes any number of rows."""
+    file = io.BytesIO()
+    free = ({0: torch.export.Dim.AUTO},)
+    torch.export.save(torch.export.export(net, (torch.zeros(2, *input_shape),), dynamic_shapes=free), file)
+    with explained(out):
+        out.parent.mkdir(parents=True, exist_ok=True)
+    write(out, file.getvalue())
+
+
 def is_pruned_file(path: Path) -> bool:
     """Return True for weights that `secateur prune` or an audit wrote: their inputs are scaled as by default."""
     return path.suffix == ".safetensors" and "secateur" in read_tensors("weights", path)[1]
@@ -128,7 +145,9 @@ def load_pruned(path: Path | str) -> nn.Module:
         raise WrongInput("weights", f"{path} was not written by secateur prune: it carries no recipe")
     recipe: dict[str, Any] = json.loads(metadata["secateur"])
     rng = derive(recipe["config"]["seed"], "load")
-    net = create(recipe["config"]["model"], tuple(recipe["input_shape"]), recipe["classes"], rng)
+    student = compressor(recipe["config"]["pruner"]).find_part(Teaches)
+    name = recipe["config"]["model"] if student is None else student.make().student
+    net = create(name, tuple(recipe["input_shape"]), recipe["classes"], rng)
     if scratch := defense(recipe["config"]["defense"]).find_part("training"):
         net = scratch.make().structure(net)
     return load_weights(net, path).eval()

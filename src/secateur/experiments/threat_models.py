@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from secateur.catalogue import Choice, Defense
+from secateur.catalogue import Choice, Compressor, Defense
 from secateur.config import Audit
 from secateur.interfaces import TrainsWithPenalty
 from secateur.seeding import derive
@@ -19,9 +19,9 @@ BASIC = Defense((Choice("defense", "basic"),))
 
 @dataclass(frozen=True)
 class Compression:
-    """Compression of a model: none (an original), or pruning and fine-tuning with a defense."""
+    """Compression of a model: none (an original), or a compressor, with fine-tuning under a defense if it has one."""
 
-    pruner: Choice | None = None
+    pruner: Compressor | None = None
     sparsity: float = 0.0
     defense: Defense = BASIC
     term: Choice | None = None  # the pruner whose penalty trained the original (network slimming)
@@ -40,7 +40,8 @@ class Compression:
         if self.pruner is None:
             training = self.labels["extra"].get("original")
             return f"the original ({training})" if training else "the original"
-        return f"{self.pruner} {self.sparsity:g} with {self.defense}"
+        amount = f" {self.sparsity:g}" if self.pruner.uses_sparsity else ""
+        return f"{self.pruner}{amount} with {self.defense}"
 
     @property
     def original(self) -> Compression:
@@ -65,16 +66,19 @@ class Matchup:
         return labels | {"adaptive": self.adaptive, "extra": labels["extra"] | self.extra}
 
 
-def compress_by(pruner: Choice, sparsity: float, defense: Defense) -> Compression:
-    """Return the compression of a pruned model; sparsity 0 is its original."""
-    term = pruner if isinstance(pruner.make(), TrainsWithPenalty) else None
+def compress_by(pruner: Compressor, sparsity: float, defense: Defense) -> Compression:
+    """Return the compression of a pruned model; sparsity 0 is its original, unless the compressor takes none."""
+    term = pruner.find_part(TrainsWithPenalty)
+    if not pruner.uses_sparsity:
+        return Compression(pruner, 0.0, defense, term)
     compression = Compression(pruner, sparsity, defense, term)
     return compression if sparsity > 0 else compression.original
 
 
 def grid(config: Audit) -> list[Compression]:
-    """Return every pruned model of the audit."""
-    return [compress_by(*settings) for settings in product(config.pruner, config.sparsity, config.defense)]
+    """Return every pruned model of the audit, each once: a compressor without a sparsity ignores the list."""
+    models = [compress_by(*settings) for settings in product(config.pruner, config.sparsity, config.defense)]
+    return list(dict.fromkeys(models))
 
 
 def guess(config: Audit, victim: Compression) -> Compression:

@@ -80,7 +80,16 @@ def bytes_on_disk(net: nn.Module) -> int:
     """Return the size of the parameters and buffers as a safetensors file, header included."""
     from safetensors.torch import save
 
-    return len(save({name: value.detach().clone().contiguous() for name, value in net.state_dict().items()}))
+    tensors = {part: value for name, whole in net.state_dict().items() for part, value in _plain(name, whole)}
+    return len(save({name: value.detach().clone().contiguous() for name, value in tensors.items()}))
+
+
+def _plain(name: str, value: Tensor) -> list[tuple[str, Tensor]]:
+    """Return the plain tensors of a tensor by name: a quantised one has integers and scales."""
+    if not hasattr(value, "__tensor_flatten__"):
+        return [(name, value)]
+    parts, _ = value.__tensor_flatten__()
+    return [(f"{name}.{part}", tensor) for part in parts if (tensor := getattr(value, part)) is not None]
 
 
 def latency(net: nn.Module, input_shape: tuple[int, ...], repeats: int = 30) -> float:

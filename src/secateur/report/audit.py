@@ -62,6 +62,8 @@ def build_tables(lines: Sequence[SummaryLine]) -> dict[str, ReportTable]:
     attacks, models = summary.select_attacks(lines), summary.select_models(lines)
     varying = [table.label_column(name) for name in VARYING if summary.differ((line.labels for line in lines), name)]
     tables = {}
+    if (comparison := build_comparison(lines)) is not None:
+        tables["comparison"] = comparison
     if attacks:
         strongest = [line.labels for line in summary.select_strongest(lines)]
         more = list(dict.fromkeys(name for line in attacks for name in line.labels if name not in COMMON))
@@ -82,6 +84,37 @@ def build_tables(lines: Sequence[SummaryLine]) -> dict[str, ReportTable]:
         if chosen:
             tables[key] = table.build_table(caption, models, [*names, *map(table.measure_column, chosen)], id=key)
     return tables
+
+
+def build_comparison(lines: Sequence[SummaryLine]) -> ReportTable | None:
+    """Return one line for each model: its leakage, accuracy, size and latency; None if nothing was compressed."""
+    best = summary.select_strongest(lines)
+    if not any(line.pruned for line in best) or not any("bytes_masked" in line.cells for line in best):
+        return None
+    varying = [table.label_column(name) for name in VARYING if summary.differ((line.labels for line in lines), name)]
+    return table.build_table(
+        "What every model leaks, and what it costs",
+        best,
+        [
+            *varying,
+            Column("model", lambda line: line.title),
+            table.label_column("defense"),
+            table.label_column("attack", "strongest attack"),
+            *map(table.measure_column, ("auc", "tpr_at_fpr_0.01", "test_accuracy")),
+            *(_smallest_column(name, heading) for name, heading in (("bytes", "bytes"), ("seconds", "latency"))),
+        ],
+        id="comparison",
+    )
+
+
+def _smallest_column(cost: str, heading: str) -> Column:
+    """Return the column of a cost in the form that is deployed: compressed, else removed, else masked."""
+
+    def build(line: SummaryLine) -> table.TableCell:
+        forms = [f"{cost}_{form}" for form in ("compressed", "removed", "masked")]
+        return table.build_measure(line, next((name for name in forms if line.value(name) is not None), forms[-1]))
+
+    return Column(heading, build, number=True)
 
 
 def _list_attack_columns(attacks: Sequence[SummaryLine], more: Sequence[str]) -> list[Column]:

@@ -36,7 +36,7 @@ COST = {
 } | {
     f"{name}_{form}": f"{title}, {form}"
     for name, title in {"parameters": "parameters", "flops": "FLOPs", "bytes": "bytes", "seconds": "latency"}.items()
-    for form in ("masked", "removed")
+    for form in ("masked", "removed", "compressed")
 }
 RECOVERY = {
     "recognisable": "recognisable",

@@ -12,6 +12,7 @@ from secateur.evaluation.submodel_advice import Advice, caution, from_rows
 from secateur.evaluation.validity import METRIC
 from secateur.metrics.membership import Estimate
 from secateur.report import federation, inversion, submodels
+from secateur.report.audit import build_comparison
 from secateur.report.headline import build_headline
 from secateur.report.summary import SummaryCell, SummaryLine, group_by, group_by_setting, select_attacks, summarise
 from secateur.report.table import Column, build_table, format_measure, label_column, name_measure, to_rich
@@ -88,6 +89,8 @@ def print_audit(rows: Sequence[Row]) -> None:
         *(_brief_column(name, heading) for name, heading in AUDIT.items()),
     ]
     console.print(to_rich(build_table("", attacks, columns), pad_edge=False, padding=(0, 1, 0, 0)))
+    if any("bytes_compressed" in line.cells for line in lines) and (comparison := build_comparison(lines)) is not None:
+        console.print(to_rich(comparison, pad_edge=False, padding=(0, 1, 0, 0)))
     unmeasured = [line for line in attacks if line.value("auc") is None and line.cells["auc"].note]
     _print_sentences(console, (f"{line.labels['attack']}: {line.cells['auc'].note}" for line in unmeasured))
     console.print(f"{headline.badge.text}. {' '.join(headline.sentences)}")

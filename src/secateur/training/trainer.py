@@ -25,7 +25,7 @@ from secateur import tree
 from secateur.errors import WrongInput, unknown
 from secateur.functional import Ask, Functional, join_state, split
 from secateur.inference import outputs, to_channels_last
-from secateur.interfaces import Batch, Loss, Params, Penalty, Transform
+from secateur.interfaces import Batch, Guide, Loss, Params, Penalty, Transform
 from secateur.training.execution import EXECUTIONS, Lane, Lanes, choose, map_many
 from secateur.training.recipe import Fitted, Progress, Recipe, Row, Task
 
@@ -59,6 +59,7 @@ def fit_many(
     loss: Loss = cross_entropy,
     transform: Transform | None = None,
     penalty: Penalty | None = None,
+    guide: Guide | None = None,
     execution: str = "auto",
     progress: Progress | None = None,
 ) -> Iterator[tuple[int, Fitted]]:
@@ -66,7 +67,8 @@ def fit_many(
 
     `execution` is one of `execution.EXECUTIONS`; see `train_many` for tasks that step together.
     """
-    return train_many(partial(Trainer, net, recipe, loss, transform, penalty), tasks, execution, progress)
+    trainer = Trainer if guide is None else partial(GuidedTrainer, guide)
+    return train_many(partial(trainer, net, recipe, loss, transform, penalty), tasks, execution, progress)
 
 
 def train_many(
@@ -173,6 +175,19 @@ class Trainer:
                         yield run.index, run.result()
             if all(run.done for run in runs):
                 return
+
+
+class GuidedTrainer(Trainer):
+    """Trainer whose loss has a term of the inputs and the logits: a student that learns from another network."""
+
+    def __init__(self, guide: Guide, *arguments: Any) -> None:
+        super().__init__(*arguments)
+        self.guide = guide
+
+    def objective(self, params: Params, buffers: Params, inputs: Tensor, labels: Tensor, *noise: Tensor) -> Tensor:
+        """Return the loss of a batch plus the guide's term."""
+        logits = self.learner(params | buffers, inputs, noise)
+        return self.loss(logits, labels) + self.guide(inputs, logits)
 
 
 class _Descent:
