@@ -22,7 +22,7 @@ def test_what_is_written_reads_back_the_same():
     again = Audit.model_validate(yaml.safe_load(yaml.safe_dump(dump(config))))
     assert again == config
     assert config.seeds == [0, 1, 2]
-    assert config.pruner[0].make().groups == "coupled"
+    assert config.pruner[0].parts[0].make().groups == "coupled"
 
 
 def test_recipes_are_the_papers_unless_told_otherwise():

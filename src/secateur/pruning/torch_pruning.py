@@ -7,11 +7,12 @@ from dataclasses import dataclass
 from typing import ClassVar, Literal
 
 import torch
-from torch import Generator, nn
+from torch import Generator, Tensor, nn
 
 from secateur.catalogue import method
 from secateur.errors import WrongInput, check_number, require
 from secateur.interfaces import Batch
+from secateur.pruning.channels import CONVS
 
 
 @method("pruner", "torch-pruning", "-", requires=("torch_pruning", "compress"))
@@ -19,8 +20,8 @@ from secateur.interfaces import Batch
 class TorchPruning:
     """Removes the channels of least norm by Torch-Pruning, for networks that l1-structured refuses (DepGraph 2023).
 
-    Grouped convolutions and attention are taken. The smaller network is then fine-tuned. The last linear layer keeps
-    its outputs. `order` is that of the norm, and `scope` chooses in every layer by itself or over the whole network.
+    Grouped convolutions and attention are taken. The smaller network is then fine-tuned. The layer of the
+    outputs stays whole. `order` is that of the norm; `scope` chooses in every layer by itself, or over the network.
     """
 
     uses_sparsity: ClassVar[bool] = True
@@ -40,22 +41,35 @@ class TorchPruning:
         require("torch_pruning", "compress")
         import torch_pruning as backend
 
-        outputs = [module for module in net.modules() if isinstance(module, nn.Linear)][-1:]
         first = next(net.parameters())
         rows = torch.zeros(2, *input_shape, dtype=first.dtype, device=first.device)
         training = net.training
         try:
+            shape, outputs = _find_outputs(net.eval(), rows)
             pruner = backend.pruner.BasePruner(
-                net.eval(),
+                net,
                 rows,
                 importance=backend.importance.GroupMagnitudeImportance(p=self.order),
                 global_pruning=self.scope == "global",
                 pruning_ratio=sparsity,
-                ignored_layers=outputs,
+                ignored_layers=[outputs],
             )
             pruner.step()
-            net(rows)
+            if net(rows).shape != shape:
+                raise ValueError(f"its outputs would be {tuple(net(rows).shape)}")
         except Exception as error:  # the backend raises whatever a user's forward does
             reason = f"{type(error).__name__}: {str(error).strip().partition(chr(10))[0]}"
             raise WrongInput("model", f"Torch-Pruning cannot prune it ({reason}); use l1-unstructured") from error
         return net.train(training)
+
+
+def _find_outputs(net: nn.Module, rows: Tensor) -> tuple[torch.Size, nn.Module]:
+    """Return the shape of the network's answers, and the layer that was called last, which gives them."""
+    called: list[nn.Module] = []
+    layers = [module for module in net.modules() if isinstance(module, (*CONVS, nn.Linear))]
+    hooks = [layer.register_forward_hook(lambda module, *_: called.append(module)) for layer in layers]
+    with torch.no_grad():
+        shape = net(rows).shape
+    for hook in hooks:
+        hook.remove()
+    return shape, called[-1]

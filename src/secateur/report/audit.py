@@ -86,8 +86,13 @@ def build_tables(lines: Sequence[SummaryLine]) -> dict[str, ReportTable]:
     return tables
 
 
-def build_comparison(lines: Sequence[SummaryLine]) -> ReportTable | None:
-    """Return one line for each model: its leakage, accuracy, size and latency; None if nothing was compressed."""
+def build_comparison(lines: Sequence[SummaryLine], brief: bool = False) -> ReportTable | None:
+    """Return one line for each model: its leakage, accuracy, size and latency; None if nothing was compressed.
+
+    Args:
+        lines: lines of models and of attacks.
+        brief: True for a narrow terminal: without intervals, and without the attack's name.
+    """
     best = summary.select_strongest(lines)
     if not any(line.pruned for line in best) or not any("bytes_masked" in line.cells for line in best):
         return None
@@ -99,8 +104,8 @@ def build_comparison(lines: Sequence[SummaryLine]) -> ReportTable | None:
             *varying,
             Column("model", lambda line: line.title),
             table.label_column("defense"),
-            table.label_column("attack", "strongest attack"),
-            *map(table.measure_column, ("auc", "tpr_at_fpr_0.01", "test_accuracy")),
+            *([] if brief else [table.label_column("attack", "strongest attack")]),
+            *(table.measure_column(name, interval=not brief) for name in ("auc", "tpr_at_fpr_0.01", "test_accuracy")),
             *(_smallest_column(name, heading) for name, heading in (("bytes", "bytes"), ("seconds", "latency"))),
         ],
         id="comparison",

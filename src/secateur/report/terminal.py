@@ -89,7 +89,10 @@ def print_audit(rows: Sequence[Row]) -> None:
         *(_brief_column(name, heading) for name, heading in AUDIT.items()),
     ]
     console.print(to_rich(build_table("", attacks, columns), pad_edge=False, padding=(0, 1, 0, 0)))
-    if any("bytes_compressed" in line.cells for line in lines) and (comparison := build_comparison(lines)) is not None:
+    if (
+        any("bytes_compressed" in line.cells for line in lines)
+        and (comparison := build_comparison(lines, True)) is not None
+    ):
         console.print(to_rich(comparison, pad_edge=False, padding=(0, 1, 0, 0)))
     unmeasured = [line for line in attacks if line.value("auc") is None and line.cells["auc"].note]
     _print_sentences(console, (f"{line.labels['attack']}: {line.cells['auc'].note}" for line in unmeasured))
