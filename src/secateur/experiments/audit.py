@@ -14,6 +14,7 @@ from typing import Any
 
 import torch
 
+from secateur import tree
 from secateur.catalogue import Choice, methods
 from secateur.config import Audit, Prune, dump
 from secateur.data.dataset import Dataset
@@ -54,6 +55,7 @@ from secateur.experiments.predictions import describe_plan
 from secateur.experiments.prune import is_pruned_file, save, save_program
 from secateur.experiments.threat_models import Compression, Matchup, grid, guess, list_matchups
 from secateur.gpu.determinism import deterministic
+from secateur.inference import predict
 from secateur.interfaces import (
     Batch,
     BlackBox,

@@ -20,7 +20,7 @@ from secateur.experiments.pipeline import VICTIM, ModelJob, make, mask_of, model
 from secateur.experiments.threat_models import compress_by
 from secateur.gpu.determinism import deterministic
 from secateur.interfaces import Converter, Mask, Teaches
-from secateur.models.create import create, load_weights, read_tensors
+from secateur.models.create import create, example_rows, load_weights, read_tensors
 from secateur.pruning.removal import remove
 from secateur.runs.artifacts import explained, version, write
 from secateur.runs.folder import open_run
@@ -127,7 +127,7 @@ def save_program(out: Path, net: nn.Module, input_shape: tuple[int, ...]) -> Non
     """Write a quantised model as a program of torch.export, which takes any number of rows."""
     file = io.BytesIO()
     free = ({0: torch.export.Dim.AUTO},)
-    torch.export.save(torch.export.export(net, (torch.zeros(2, *input_shape),), dynamic_shapes=free), file)
+    torch.export.save(torch.export.export(net, (example_rows(net, input_shape),), dynamic_shapes=free), file)
     with explained(out):
         out.parent.mkdir(parents=True, exist_ok=True)
     write(out, file.getvalue())

@@ -15,7 +15,7 @@ from secateur.catalogue import method
 from secateur.errors import WrongInput, check_number
 from secateur.inference import bind_state
 from secateur.interfaces import Batch, Guide
-from secateur.models.create import check, create
+from secateur.models.create import check, create, example_rows
 from secateur.tree import state_of
 
 
@@ -39,7 +39,7 @@ class Distil:
 
     def check(self, net: nn.Module, input_shape: tuple[int, ...]) -> None:
         """Refuse a student that is missing, or that does not fit the data."""
-        rows = torch.zeros(2, *input_shape)
+        rows = example_rows(net, input_shape)
         check(self.reshape(net, Batch(rows, torch.zeros(2)), 0.0, Generator()), input_shape, _classes(net, rows))
 
     def reshape(self, net: nn.Module, batch: Batch, sparsity: float, rng: Generator) -> nn.Module:

@@ -16,6 +16,7 @@ from torch import Tensor, fx, nn
 from secateur.catalogue import method
 from secateur.errors import WrongInput, require
 from secateur.interfaces import Batch
+from secateur.models.create import example_rows
 
 
 @method("pruner", "int8", "-", requires=("torchao", "compress"))
@@ -37,7 +38,7 @@ class Int8:
         if self.mode == "dynamic" and not any(isinstance(module, nn.Linear) for module in net.modules()):
             raise WrongInput("pruner", "int8:mode=dynamic quantises linear layers, and this model has none; use static")
         if self.mode == "static":
-            _export(net, torch.zeros(2, *input_shape))
+            _export(net, example_rows(net, input_shape))
 
     def convert(self, net: nn.Module, batch: Batch) -> nn.Module:
         """Return the quantised network, which answers in eval mode; `batch` sets the ranges of activations."""

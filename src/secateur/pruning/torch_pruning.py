@@ -12,6 +12,7 @@ from torch import Generator, Tensor, nn
 from secateur.catalogue import method
 from secateur.errors import WrongInput, check_number, require
 from secateur.interfaces import Batch
+from secateur.models.create import example_rows
 from secateur.pruning.channels import CONVS
 
 
@@ -41,8 +42,7 @@ class TorchPruning:
         require("torch_pruning", "compress")
         import torch_pruning as backend
 
-        first = next(net.parameters())
-        rows = torch.zeros(2, *input_shape, dtype=first.dtype, device=first.device)
+        rows = example_rows(net, input_shape)
         training = net.training
         try:
             shape, outputs = _find_outputs(net.eval(), rows)
