@@ -215,14 +215,15 @@ def load_weights(net: nn.Module, path: str | Path) -> nn.Module:
 
 
 def shrink(net: nn.Module, path: str | Path) -> nn.Module:
-    """Return the model with the layers of a file that `secateur prune --remove` wrote; for other files unchanged."""
+    """Return the model with the layers of a file of `secateur prune` that lost channels; for other files unchanged."""
     from safetensors import safe_open
 
     if Path(path).suffix.lower() != ".safetensors":
         return net
     with explain_tensors("weights", path), safe_open(path, framework="pt") as file:
         recipe = json.loads((file.metadata() or {}).get("secateur", "{}"))
-        if not recipe.get("config", {}).get("remove"):
+        config = recipe.get("config", {})
+        if not config.get("remove") and not config.get("pruner", "").startswith("torch-pruning"):
             return net
         return resize(net, {name: tuple(file.get_slice(name).get_shape()) for name in file.keys()})  # noqa: SIM118
 
