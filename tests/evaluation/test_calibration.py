@@ -10,8 +10,8 @@ from secateur.config import Invert, inversion, read
 from secateur.data.load import load
 from secateur.errors import WrongInput
 from secateur.evaluation.calibration import WEIGHTS, effort_of, is_open
-from secateur.experiments.invert import own_rows, plan, run_invert
-from secateur.experiments.invert_targets import rows_of
+from secateur.experiments.invert import plan, run_invert
+from secateur.experiments.invert_targets import own_rows, rows_of
 from secateur.models.create import create
 from secateur.runs.rows import select_comparable
 from secateur.seeding import derive

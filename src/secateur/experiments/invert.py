@@ -6,7 +6,6 @@ defense: the client, the attacked updates, and every attack on them.
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -14,15 +13,14 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Generator, Tensor
+from torch import Generator
 
-from secateur.attacks.inversion.label_inference import last_layer
 from secateur.catalogue import Choice, Defense
 from secateur.config import Invert, dump
 from secateur.data.dataset import Dataset
 from secateur.errors import WrongInput
 from secateur.evaluation import gallery
-from secateur.evaluation.calibration import UPDATES, WEIGHTS, Calibration, calibrate, effort_of, is_open, list_weights
+from secateur.evaluation.calibration import WEIGHTS, Calibration, calibrate, effort_of, is_open, list_weights
 from secateur.evaluation.client import AttackedClient, Target, add_cautions, check_attack, check_pictures, guarantee_of
 from secateur.evaluation.membership import flat_labels
 from secateur.evaluation.reconstruction import (
@@ -47,14 +45,16 @@ from secateur.experiments.invert_targets import (
     data_of,
     generator_key,
     needs_generator,
+    own_rows,
     public_rows,
     rows_of,
     search_policies,
     stage_of,
     targets_of,
+    warn_of_labels,
 )
 from secateur.gpu.determinism import deterministic
-from secateur.interfaces import Batch, Gradient, Knowledge, Reconstruction
+from secateur.interfaces import Batch, Gradient, Reconstruction
 from secateur.metrics.lpips import load_weights as load_lpips
 from secateur.progress import progress
 from secateur.report import page_afterwards
@@ -63,8 +63,6 @@ from secateur.runs.folder import MemoryRun, Run, open_run
 from secateur.runs.rows import Row
 from secateur.runs.unfinished import NullWatcher, StageWatcher, forget, pack, unpack
 from secateur.seeding import derive
-
-log = logging.getLogger(__name__)
 
 TOGETHER = 10  # targets at once on a CPU: more gain little, fewer finish sooner
 
@@ -122,14 +120,6 @@ def describe_attack(attack: Choice, config: Invert, data: Dataset) -> list[str]:
     return [f"  choose the total variation of {attack} among {weights}: {effort}", line]
 
 
-def own_rows(config: Invert, data: Dataset, seed: int) -> Tensor:
-    """Return (updates, B): public rows of updates that an attacker makes itself; there may be none."""
-    rows = public_rows(config, data, seed)
-    rows = rows[torch.randperm(len(rows), generator=derive(seed, "calibrate", "rows"))]
-    count = min(UPDATES, len(rows) // config.batch_size)
-    return rows[: count * config.batch_size].view(count, config.batch_size)
-
-
 def check_invert(config: Invert, data: Dataset, device: torch.device) -> None:
     """Refuse before any work: data without pictures, too few rows, an unfit update, an unfit attack."""
     needed = config.targets * config.batch_size
@@ -159,20 +149,6 @@ def refusal_of(attack: Choice, client: AttackedClient, config: Invert, target: T
     except WrongInput as error:
         return error
     return None
-
-
-def warn_of_labels(update: Gradient, knowledge: Knowledge) -> None:
-    """Warn of a captured gradient that shows more labels than the one example which it is taken to be made of.
-
-    The gradient of the last bias is p - onehot(y), so that of one example has one negative entry.
-    """
-    try:
-        _, bias = last_layer(update.values, knowledge)
-    except WrongInput:
-        return
-    labels = 0 if bias is None else int((bias < 0).sum())
-    if labels > 1:
-        log.warning("The update shows %d labels, so it has more than one example; set --batch-size.", labels)
 
 
 @dataclass(eq=False)

@@ -7,6 +7,7 @@ public rows that contain no target.
 from __future__ import annotations
 
 import inspect
+import logging
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -17,12 +18,14 @@ from torch import Generator, Tensor, nn
 from secateur import tree
 from secateur.attacks.inversion.generator import Generator as PictureGenerator
 from secateur.attacks.inversion.generator import train_generator
+from secateur.attacks.inversion.label_inference import last_layer
 from secateur.catalogue import Choice, Defense, users_own
 from secateur.config import Invert
 from secateur.data.dataset import Dataset, fingerprint
 from secateur.data.load import load
 from secateur.defenses.ats import CHOSEN, SEARCH, AutomaticTransformationSearch, search, write_policies
 from secateur.errors import WrongInput
+from secateur.evaluation.calibration import UPDATES
 from secateur.evaluation.client import AttackedClient, Target, guard_of, protect, read_update, scale, transform_of
 from secateur.experiments.context import SeedContext, file_key
 from secateur.gpu.determinism import device_key
@@ -35,6 +38,8 @@ from secateur.runs.unfinished import StageWatcher, forget
 from secateur.seeding import derive
 from secateur.training.recipe import Recipe, Task
 from secateur.training.trainer import fit
+
+log = logging.getLogger(__name__)
 
 EXAMPLES = 63  # that score policies: about as many as the authors use
 TAKEN = 2  # policies of the result, as in the authors' choice
@@ -99,6 +104,20 @@ def _update(config: Invert, net: nn.Module) -> Gradient | Weights:
     return update
 
 
+def warn_of_labels(update: Gradient, knowledge: Knowledge) -> None:
+    """Warn of a captured gradient that shows more labels than the one example which it is taken to be made of.
+
+    The gradient of the last bias is p - onehot(y), so that of one example has one negative entry.
+    """
+    try:
+        _, bias = last_layer(update.values, knowledge)
+    except WrongInput:
+        return
+    labels = 0 if bias is None else int((bias < 0).sum())
+    if labels > 1:
+        log.warning("The update shows %d labels, so it has more than one example; set --batch-size.", labels)
+
+
 def rows_of(config: Invert, data: Dataset, seed: int) -> Tensor:
     """Return (targets, B): the training rows of each update; a larger number of targets begins with the same rows."""
     if config.update is not None:
@@ -120,6 +139,14 @@ def public_rows(config: Invert, data: Dataset, seed: int) -> Tensor:
     if data.train_size < len(data.inputs):
         return torch.arange(data.train_size, len(data.inputs))
     return draw_rows(data, seed)[max(data.train_size // 2, config.targets * config.batch_size) :]
+
+
+def own_rows(config: Invert, data: Dataset, seed: int) -> Tensor:
+    """Return (updates, B): public rows of updates that an attacker makes itself; there may be none."""
+    rows = public_rows(config, data, seed)
+    rows = rows[torch.randperm(len(rows), generator=derive(seed, "calibrate", "rows"))]
+    count = min(UPDATES, len(rows) // config.batch_size)
+    return rows[: count * config.batch_size].view(count, config.batch_size)
 
 
 def draw_rows(data: Dataset, seed: int) -> Tensor:
