@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import logging
 import os
+import secrets
 import socket
 import sys
 from collections.abc import Iterator
@@ -10,6 +12,8 @@ from contextlib import contextmanager
 from typing import Any
 
 from secateur.errors import WrongInput, require
+
+log = logging.getLogger(__name__)
 
 
 @contextmanager
@@ -20,6 +24,9 @@ def connected(address: str | None = None, cpus: int | None = None) -> Iterator[A
     CPUs (None: all).
     """
     require("ray", "ray")
+    address = address or os.environ.get("RAY_ADDRESS")
+    if not address:
+        require_token()
     import ray
 
     if ray.is_initialized():
@@ -28,7 +35,6 @@ def connected(address: str | None = None, cpus: int | None = None) -> Iterator[A
     # GPUs stay visible to tasks that request none; no usage statistics are sent
     os.environ.update(RAY_USAGE_STATS_ENABLED="0", RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO="0")
     quiet: dict[str, Any] = {"log_to_driver": False, "logging_level": "ERROR"}
-    address = address or os.environ.get("RAY_ADDRESS")
     if address:
         _check_reachable(address)
         try:
@@ -43,6 +49,20 @@ def connected(address: str | None = None, cpus: int | None = None) -> Iterator[A
         yield ray
     finally:
         ray.shutdown()
+
+
+def require_token() -> None:
+    """Let a cluster that this process starts answer only to holders of a random token.
+
+    Ray listens on all interfaces, and any other user who reaches its port could run code in the cluster. A user's own
+    settings of Ray's authentication stay. Ray reads them when it is imported, so this comes first.
+    """
+    if "RAY_AUTH_MODE" in os.environ:
+        return
+    if "ray" in sys.modules:
+        log.warning("starting Ray without a token: it was imported before; set RAY_AUTH_MODE=token first")
+    else:
+        os.environ.update(RAY_AUTH_MODE="token", RAY_AUTH_TOKEN=secrets.token_hex(32))
 
 
 def _check_reachable(address: str) -> None:

@@ -17,6 +17,7 @@ from flwr.clientapp.typing import Mod
 from flwr.serverapp import Grid, ServerApp
 
 from secateur.errors import require
+from secateur.training.ray import require_token
 
 if TYPE_CHECKING:
     from secateur.catalogue import Choice, Defense
@@ -178,6 +179,7 @@ def simulate(work: Callable[[Link], T], clients: int, deadline: float, gpu: bool
     Ray spreads the clients' turns over the cores; on a GPU all cores share the GPU.
     """
     require("ray", "flower")
+    require_token()  # before Flower imports Ray
     from flwr.simulation import run_simulation
 
     from secateur.federated.flower.link import Link
