@@ -19,6 +19,7 @@ from secateur.catalogue import Choice, methods
 from secateur.config import Audit, Prune, dump
 from secateur.data.dataset import Dataset
 from secateur.data.partition import Part, in_out, in_out_pool
+from secateur.errors import WrongInput
 from secateur.evaluation.membership import cache_answers
 from secateur.evaluation.records import ModelRecords, records_csv
 from secateur.evaluation.setup import choose_scaling, join_population, prepare, with_scaling
@@ -29,7 +30,7 @@ from secateur.evaluation.validity import (
     resemblance,
     validity_rows,
 )
-from secateur.experiments.black_box import can_only_be_asked, plan_black_box
+from secateur.experiments.black_box import can_only_be_asked, plan_black_box, run_black_box, sparsity_rows
 from secateur.experiments.context import (
     SeedContext,
     check_audit,
@@ -51,7 +52,7 @@ from secateur.experiments.pipeline import (
     model_rows,
     module_of,
 )
-from secateur.experiments.predictions import describe_plan
+from secateur.experiments.predictions import describe_plan, run_predictions
 from secateur.experiments.prune import is_pruned_file, save, save_program
 from secateur.experiments.threat_models import Compression, Matchup, grid, guess, list_matchups
 from secateur.gpu.determinism import deterministic
@@ -78,6 +79,17 @@ from secateur.seeding import derive
 
 IN_OUT = 8  # models that the attacker trains on the pool of a victim that was brought along
 NO_SHADOWS = "needs shadow models; give a `train:` recipe, so that the attacker's models can be trained"
+
+
+def run_any_audit(config: Audit, out: Path, export: Path | None = None) -> list[Row]:
+    """Audit saved predictions, a model that can only be asked, or models that are made here."""
+    if config.predictions is None and not can_only_be_asked(config):
+        return run_audit(config, out, export)
+    if export is not None:
+        raise WrongInput("export", "writes the models that an audit makes; this one makes none, so leave it out")
+    if config.predictions is not None:
+        return run_predictions(config, config.predictions, out)
+    return run_black_box(config, out)
 
 
 def run_audit(config: Audit, out: Path, export: Path | None = None) -> list[Row]:
@@ -251,6 +263,7 @@ class AuditEvaluation:
         if self.config.weights is not None and victim.pruner is None:
             accuracy = self._accuracy(VICTIM, victim, model).train
             context.run.add(validity_rows(labels, [member_accuracy(accuracy, context.data.classes)]))
+            context.run.add(sparsity_rows(labels, module_of(context, victim, model)))
         if victim.pruner is not None:
             self._measure_drop(victim, labels)
             proved = guarantees(context, victim.defense, exposure.members.size)

@@ -27,7 +27,7 @@ from secateur.metrics.epsilon import LEVEL
 from secateur.metrics.estimates import paired_drop
 from secateur.metrics.membership import auc_change
 from secateur.models.create import check_labels, create, explain_failure
-from secateur.models.formats import is_brought, is_script, key_of_model
+from secateur.models.formats import check_source, is_brought, is_script, key_of_model
 from secateur.models.sparsity import layer_sparsity, overall_sparsity
 from secateur.models.wrap import Wrapped, check_repeatable, wrap
 from secateur.runs.artifacts import Result
@@ -103,6 +103,12 @@ def check_black_box(config: Audit) -> Audit:
             raise WrongInput(name, f"needs training, and this model can only be asked; leave {name} out")
     if "pruner" in config.model_fields_set and config.pruner:
         raise WrongInput("pruner", "needs training, and this model can only be asked; use none")
+    if is_brought(config.model):
+        check_source("model", config.model)
+    if config.before is not None and (is_brought(config.before) or _holds_weights(config.before)):
+        check_source("before", config.before)
+    elif config.before is not None:
+        raise WrongInput("before", f"{config.before} is not allowed; use weights, or a file as --model takes")
     if is_brought(config.model) and config.weights is not None:
         raise WrongInput("weights", f"{config.model} has its own; leave them out")
     if not is_brought(config.model) and config.weights is None:

@@ -43,7 +43,6 @@ Answer = Callable[[Any], Any]  # a part of the inputs -> whatever the model retu
 class Wrapped(BlackBox):
     """A model that was brought, as a black box."""
 
-    kind: str = "function"
     net: nn.Module | None = field(default=None, repr=False)  # without masks: a copy, or the user's own module
 
 
@@ -81,10 +80,10 @@ def wrap(
         raise WrongInput("weights", "are for an nn.Module; leave them out")
     if isinstance(model, torch.export.ExportedProgram):
         model = model.module()
-        return Wrapped(_reading(_plain(model), outputs, classes), kind="torch.export program")
+        return Wrapped(_reading(_plain(model), outputs, classes))
     if isinstance(model, nn.Module):
         net = fold_masks(model) if weights is None else load_weights(copy_module(fold_masks(model)), weights)
-        return Wrapped(_reading(_module(net), outputs, classes), kind=type(model).__name__, net=net)
+        return Wrapped(_reading(_module(net), outputs, classes), net=net)
     if hasattr(model, "predict") and hasattr(model, "classes_"):
         return _estimator(model, classes)
     if callable(model):
@@ -216,7 +215,7 @@ def _estimator(model: Any, classes: int | None) -> BlackBox:
     outputs: Outputs = "logits" if method == "decision_function" else "probabilities"
     only_labels = method == "predict"
     predict = _reading(_parts(answer), outputs, classes)
-    return Wrapped(predict, labels_only=only_labels, kind=type(model).__name__)
+    return Wrapped(predict, labels_only=only_labels)
 
 
 # Answers as probabilities ------------------------------------------------------------------------------------------
