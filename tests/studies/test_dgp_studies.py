@@ -13,11 +13,11 @@ from secateur.experiments.invert import ClientExposure
 from secateur.runs.folder import load_figures, load_rows
 from secateur.runs.rows import Row, select_comparable
 from secateur.studies.dgp import PARTS, cost, extensions, merge_steps, select_attackers, tables, theory
-from secateur.studies.dgp.extensions import broadcast_claims, broadcast_lines, guess_label
+from secateur.studies.dgp.extensions import broadcast_lines, guess_label, judge_broadcast
 from secateur.studies.dgp.results import AttackKey, DgpResults
 from secateur.studies.dgp.steps import SCALES, attack_texts
 from secateur.studies.study import scale_of, select_steps
-from secateur.studies.table import printed
+from secateur.studies.table import find_printed
 
 NARROW = 0.001
 
@@ -53,15 +53,18 @@ def said(findings, *words):
 
 # Numbers -------------------------------------------------------------------------------------------------------
 def test_table_1_as_the_paper_prints_it():
-    table = printed("dgp", "table_1")
+    table = find_printed("dgp", "table_1")
     rows = [row for attack in table.values() if isinstance(attack, dict) for row in attack.values()]
     assert len(rows) == 10 and all(len(row) == 9 for row in rows)
     assert table["ig"]["cw_ssim"]["dgp"] == 0.287 and table["rob"]["lpips"]["outpost"] == 0.295
     assert table["r-gap"]["lpips"]["precode"] is None
-    accuracy = [printed("dgp", "table_1_accuracy", name) for name in ("noise", "soteria", "dgp")]
+    accuracy = [find_printed("dgp", "table_1_accuracy", name) for name in ("noise", "soteria", "dgp")]
     assert accuracy == [0.7601, 0.9290, 0.9340]
-    assert printed("dgp", "table_5_6", "cifar100", "ig", "dgp", "lenet-zhu") == [0.3163, 0.3781]
-    assert printed("dgp", "table_9", "ig") is None and printed("dgp", "table_2", "rob", 0.06, 0.9) == [0.531, 0.029]
+    assert find_printed("dgp", "table_5_6", "cifar100", "ig", "dgp", "lenet-zhu") == [0.3163, 0.3781]
+    assert find_printed("dgp", "table_9", "ig") is None and find_printed("dgp", "table_2", "rob", 0.06, 0.9) == [
+        0.531,
+        0.029,
+    ]
 
 
 # Attackers -----------------------------------------------------------------------------------------------------
@@ -141,7 +144,7 @@ def test_most_steps_are_not_every_step(last, verdict):
     rows = []
     for (k1, k2), lpips in {(0.03, 0.45): 0.3, (0.04, 0.6): 0.4, (0.05, 0.75): 0.5, (0.06, 0.9): last}.items():
         rows += attacked("rob", f"dgp:k1={k1}:k2={k2}", lpips, 0.6 - lpips, batch_size=9)
-    found = tables.table2_claims(DgpResults(rows))
+    _, found = tables.table2(DgpResults(rows))
     assert said(found, "Rob, at every step") == verdict
     assert said(found, "IG, at every step") == "undecided"  # not measured
 
@@ -254,7 +257,7 @@ def test_adgp_is_held_against_dgp():
     rows = attacked("ig", "dgp", 0.3, 0.3) + attacked("ig", "adgp", 0.1, 0.6)
     rows += trained("dgp+error-feedback", 0.9) + trained("adgp+error-feedback", 0.85)
     rows += trained("adgp+error-feedback (user 0 broadcasts nothing)", 0.84)
-    _, findings = extensions.aligned(DgpResults(rows))
+    _, findings = extensions.align(DgpResults(rows))
     assert said(findings, "ADGP hides as much as DGP") == said(findings, "ADGP is as accurate") == "not supported"
     assert said(findings, "one user that lies") == "undecided"  # 1 point, with its interval
 
@@ -436,10 +439,10 @@ def test_who_only_listens_to_adgp_hears_the_label():
     labels = {"model": "m", "dataset": "d", "defense": "adgp", "seed": 0, "extra": extra}
     rows = [Row(**labels, metric="label_accuracy", value=0.9, low=0.7, high=0.97)]
     rows += [Row(**labels, metric="label_chance", value=0.1)]
-    (line,), (claim,) = broadcast_lines(DgpResults(rows)), broadcast_claims(DgpResults(rows))
+    (line,), (claim,) = broadcast_lines(DgpResults(rows)), judge_broadcast(DgpResults(rows))
     assert line.cells["label_accuracy"].value == 0.9 and "no better than by chance" in claim.claim
     assert "not" in claim.verdict, claim.verdict
-    assert broadcast_claims(DgpResults([])) == []
+    assert judge_broadcast(DgpResults([])) == []
 
 
 def test_theorems_stand_beside_what_a_run_came_to():

@@ -29,10 +29,10 @@ from secateur.studies.mapp.federations import (
 )
 from secateur.studies.mapp.results import ACCURACY, YEOM, MappFederation, MappResults, Metric, Query
 from secateur.studies.study import Request, scale_of
-from secateur.studies.table import printed
+from secateur.studies.table import find_printed
 
 NARROW = 0.001
-SIZES = tuple(printed("mapp", "table_2", "sizes"))
+SIZES = tuple(find_printed("mapp", "table_2", "sizes"))
 
 
 def row(metric, value, rule, client, *, model="mapp-cnn-16", large=2, seed=0, attack=None, defense="none", **extra):
@@ -66,14 +66,14 @@ def said(findings, *words):
 
 # Numbers and setting ---------------------------------------------------------------------------------------------
 def test_the_tables_as_the_paper_prints_them():
-    counts = {name: cells(printed("mapp", name)) for name in ("table_3", "table_4", "table_5", "table_6")}
+    counts = {name: cells(find_printed("mapp", name)) for name in ("table_3", "table_4", "table_5", "table_6")}
     assert counts == {"table_3": 12, "table_4": 90, "table_5": 12, "table_6": 4}
-    assert printed("mapp", "table_4", "cifar10", 0, "heterofl") == [70.43, 1.91, 70.31, 2.98]
-    assert printed("mapp", "table_4", "cifar100", 4, "mapp-fl") == [44.48, 1.61, 32.31, 4.58]
-    assert printed("mapp", "table_4", "femnist", 9, "fdropout") == [86.55, 8.83, 78.82, 12.50]
-    assert printed("mapp", "table_3", "femnist", "mapp-cnn-64") == -0.75
-    assert printed("mapp", "table_3", "cifar10", "mapp-cnn-8") == -0.62
-    assert printed("mapp", "table_2", "large", "advantage")[9] == 9.8 and sum(SIZES) == 50_000
+    assert find_printed("mapp", "table_4", "cifar10", 0, "heterofl") == [70.43, 1.91, 70.31, 2.98]
+    assert find_printed("mapp", "table_4", "cifar100", 4, "mapp-fl") == [44.48, 1.61, 32.31, 4.58]
+    assert find_printed("mapp", "table_4", "femnist", 9, "fdropout") == [86.55, 8.83, 78.82, 12.50]
+    assert find_printed("mapp", "table_3", "femnist", "mapp-cnn-64") == -0.75
+    assert find_printed("mapp", "table_3", "cifar10", "mapp-cnn-8") == -0.62
+    assert find_printed("mapp", "table_2", "large", "advantage")[9] == 9.8 and sum(SIZES) == 50_000
 
 
 def cells(table):
@@ -179,7 +179,7 @@ def test_kept_cells_are_lines_of_their_own_and_judge_nothing(cifar_labels):
 def test_coupling_layer_by_layer():
     rows = federation("fdropout", (0.76, 0.02), [(0.40, 0.02)])
     rows += federation("fdropout:coupling=independent", (0.75, 0.02), [(0.24, 0.02)])
-    lines, findings = tables.coupled(MappResults(rows))
+    lines, findings = tables.couple_channels(MappResults(rows))
     assert lines[1].labels["inputs and outputs"] == "independent" and lines[1].paper.endswith("clients 23.56 / 1.74")
     assert said(findings, "coupled layer by layer") == "supported"
 
@@ -201,7 +201,7 @@ def test_accuracies_by_the_same_examples_are_no_more_certain_for_being_many():
     accuracy, advantage = (found.value(fedavg, metric)[0] for metric in (ACCURACY, Metric("advantage", way)))
     assert accuracy.high - accuracy.value == pytest.approx(NARROW)  # of one model on one test part
     assert advantage.high - advantage.value == pytest.approx(NARROW / 2)  # of each client's own members
-    overall = tables.overall([found.value(each, Metric("advantage", way)) for each in found.keys])
+    overall = tables.average_all([found.value(each, Metric("advantage", way)) for each in found.keys])
     assert overall.high - overall.value == pytest.approx(NARROW / 2)  # every federation has these members
 
 
@@ -252,7 +252,7 @@ def test_what_a_defense_adds():
     rows += federation("mapp-fl", (0.70, 0.02), [(0.6, 0.01)], defense="dgp")
     found = MappResults(rows)
     assert found.keys[1] == MappFederation("mapp-fl", "mapp-cnn-16", 2, "dgp")
-    _, findings = tables.joined(found)
+    _, findings = tables.add_defenses(found)
     assert said(findings, "exposes sub-model clients less") == said(findings, "costs the server") == "supported"
 
 

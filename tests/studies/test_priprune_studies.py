@@ -15,7 +15,7 @@ from secateur.studies.priprune import PARTS, attack_tables, defense_tables
 from secateur.studies.priprune.results import PripruneResults, short_attack
 from secateur.studies.priprune.scale import SCALES, Federations, PripruneSetting, of_first_writers, scale_of
 from secateur.studies.study import select_steps
-from secateur.studies.table import printed
+from secateur.studies.table import find_printed
 
 OWN = ["fig3", "fig6", "fig8", "table2", "fig9", "tablea1", "figa1", "figa2", "figa3", "figa4", "figa5"]
 OURS = ["alpha", "defenses"]
@@ -58,11 +58,14 @@ def seen(*rows):
 
 # Numbers and settings ------------------------------------------------------------------------------------------
 def test_the_numbers_as_the_paper_prints_them():
-    assert [len(printed("priprune", "table_2", data)) for data in ("femnist", "cifar10")] == [4, 4]
-    assert [len(printed("priprune", "table_a1", a, p)) for a in (1, 5, 10) for p in (1, 10, 15)] == [3] * 9
-    assert printed("priprune", "table_2", "femnist", "prunefl") == {"none": [0.22, 0.008], "priprune": [0.12, 0.007]}
+    assert [len(find_printed("priprune", "table_2", data)) for data in ("femnist", "cifar10")] == [4, 4]
+    assert [len(find_printed("priprune", "table_a1", a, p)) for a in (1, 5, 10) for p in (1, 10, 15)] == [3] * 9
+    assert find_printed("priprune", "table_2", "femnist", "prunefl") == {
+        "none": [0.22, 0.008],
+        "priprune": [0.12, 0.007],
+    }
     corners = [(5, 10, 2e-5), (10, 1, 2e-4), (1, 15, 2e-6)]
-    assert [printed("priprune", "table_a1", *corner) for corner in corners] == [0.121, 0.148, 0.151]
+    assert [find_printed("priprune", "table_a1", *corner) for corner in corners] == [0.121, 0.148, 0.151]
 
 
 def drawn(shape, writers=None):

@@ -11,12 +11,19 @@ from secateur.cli import main
 from secateur.metrics.estimates import combine, correlation, mean_of
 from secateur.metrics.membership import Estimate
 from secateur.runs.rows import Row
-from secateur.studies.claims import equals, judge, verdict, written
+from secateur.studies.claims import equals, format_estimate, judge, verdict
 from secateur.studies.results import AuditResults, VictimKey
 from secateur.studies.samia import SCALES, AuditStudy
-from secateur.studies.samia.attacks import compared, gaps, risk_by_accuracy, risk_by_sparsity, unknown, unknown_sparsity
+from secateur.studies.samia.attacks import (
+    compare_attacks,
+    gaps,
+    risk_by_accuracy,
+    risk_by_sparsity,
+    vary_pruning,
+    vary_sparsity,
+)
 from secateur.studies.samia.behaviour import by_class, by_class_defended, histograms, histograms_defended, utility
-from secateur.studies.samia.defenses import adaptive, marks, non_adaptive
+from secateur.studies.samia.defenses import face_adaptive, face_plain, marks
 from secateur.studies.table import StudyTable, TableLine, sparkline
 
 ORIGINAL = ("none", 0.0, "basic")
@@ -77,7 +84,7 @@ def test_one_seed_adds_the_squares_of_the_intervals():
 
 def test_one_value_has_no_interval():
     assert mean_of([0.3]) == (0.3, -math.inf, math.inf, None)
-    assert written(mean_of([0.3])) == "30.0%"
+    assert format_estimate(mean_of([0.3])) == "30.0%"
 
 
 def test_correlation_by_hand():
@@ -150,7 +157,7 @@ def test_what_the_authors_code_gave_stands_beside():
     setting = {"setting": ("mlp", "location")}
     place = pruned("l1-unstructured", 0.7)
     rows = attacked(ORIGINAL, 0.5, 0.8, 0.8, **setting) + attacked(place, 0.5, 0.81, 0.85, **setting)
-    lines, findings = compared(AuditResults(rows))
+    lines, findings = compare_attacks(AuditResults(rows))
     told = {(line.labels["model"], line.labels["attack"]): line.paper for line in lines}
     assert told["l1-unstructured 0.7", "samia"] == "authors' code: samia 0.842 (attack accuracy)"
     assert told["original", "samia"] == ""
@@ -159,7 +166,7 @@ def test_what_the_authors_code_gave_stands_beside():
 
 def test_a_study_with_other_attacks_leaves_open_what_it_did_not_measure():
     rows = [r for r in attacked(pruned("l1-unstructured", 0.5), 0.9, 0.6, 0.6) if r.attack != "conf"]
-    for tabulate in (compared, risk_by_accuracy, risk_by_sparsity, gaps, non_adaptive, adaptive):
+    for tabulate in (compare_attacks, risk_by_accuracy, risk_by_sparsity, gaps, face_plain, face_adaptive):
         _, findings = tabulate(AuditResults(rows))
         assert "not measured here" in {finding.measured for finding in findings}
 
@@ -197,7 +204,7 @@ def test_a_matrix_of_sparsities():
     for target, shadow, value in ((0.0, 0.0, 0.8), (0.0, 0.5, 0.6), (0.5, 0.0, 0.82), (0.5, 0.5, 0.8)):
         guess = {"attacker_pruner": shadows[shadow], "attacker_sparsity": shadow}
         rows.append(row((shadows[target], target, "basic"), "attack_accuracy", value, "samia", **guess))
-    lines, findings = unknown_sparsity(AuditResults(rows))
+    lines, findings = vary_sparsity(AuditResults(rows))
     cells = [[line.cells[f"shadows {s:g}, attack_accuracy"].value for s in (0, 0.5)] for line in lines]
     assert cells == [[0.8, 0.6], [0.82, 0.8]]
     assert said(findings, "not affected too much") == "not supported"  # one of two loses a quarter
@@ -213,7 +220,7 @@ def test_the_loss_of_unknown_pruning():
         other = own if guessed is None else own | {"attacker_pruner": "slimming", "attacker_sparsity": 0.8}
         for extra, value in ((own, known), (other, known if guessed is None else guessed)):
             rows.append(row(target, "attack_accuracy", value, "samia", setting=setting, **extra))
-    lines, findings = unknown(AuditResults(rows))
+    lines, findings = vary_pruning(AuditResults(rows))
     assert [line.cells["loss"].value for line in lines] == pytest.approx([0.05, 0.10, 0.0, 0.05])
     assert lines[-1].paper == "4.77%" and lines[1].labels["shadows"] == "slimming 0.8"
     assert said(findings, "the paper's") == said(findings, "still effective") == "supported"
@@ -233,7 +240,7 @@ def points():
 
 
 def test_points_that_the_paper_left_out_are_shown_and_marked():
-    lines, findings = non_adaptive(points())
+    lines, findings = face_plain(points())
     left_out = {line.labels["model"].split()[-1]: line.mark for line in lines if line.mark}
     assert left_out == {
         "ppb:strength=16": "left out by the paper: below 75 % of Basic's accuracy",
@@ -250,7 +257,7 @@ def test_points_that_the_paper_left_out_are_shown_and_marked():
 
 
 def test_defenses_against_adaptive_attacks():
-    _, findings = adaptive(points())
+    _, findings = face_adaptive(points())
     assert said(findings, "attack accuracy of adaptive") == "supported"
     assert said(findings, "PPB is one of the best two") == "supported"
     assert said(findings, "ADV is one of the best two") == "not supported"

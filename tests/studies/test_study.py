@@ -9,7 +9,9 @@ import torch
 
 from secateur import catalogue, studies
 from secateur.errors import WrongInput
+from secateur.metrics.membership import Estimate
 from secateur.runs.rows import Row
+from secateur.studies.claims import judge_claims
 from secateur.studies.study import Request, run_steps, scale_of
 
 
@@ -111,3 +113,21 @@ def test_every_title_is_of_a_study_and_every_study_has_one():
     for path in Path(studies.__file__).parent.glob("*/titles.json"):
         titles |= json.loads(path.read_text(encoding="utf-8"))
     assert titles == {name: entry.summary for name, entry in catalogue.methods("study").items()}
+
+
+def test_a_claim_is_judged_by_its_need_bound_and_unit_with_the_words_in_place():
+    cases = {"a": Estimate(0.3, 0.2, 0.4), "b": Estimate(0.05, 0.01, 0.09)}
+    first, second = judge_claims("dgp", "recovery", {"defense": "dgp"}, dgp=cases, adaptive=cases)
+    assert (first.verdict, second.verdict) == ("not supported", "supported")  # every case above .1, and above -.02
+    assert second.claim.startswith("dgp hides as much") and "on average 0.175" in second.measured
+
+
+@pytest.mark.parametrize("paper", ["dgp", "mapp", "priprune", "samia"])
+def test_claims_have_the_fields_that_a_claim_can_have(paper):
+    tables = {name: claims for name, claims in studies.read_data(paper, "claims").items() if name != "about"}
+    pair = {"metric", "higher", "lower", "case"} if paper == "mapp" else set()
+    for claim in (claim for claims in tables.values() for claim in claims.values()):
+        assert {"claim"} <= claim.keys() <= {"claim", "need", "bound", "unit"} | pair
+        assert claim.get("need", "most") in ("most", "every", "some") and isinstance(claim.get("bound", 0.0), float)
+    code = "".join(path.read_text() for path in (Path(studies.__file__).parent / paper).glob("*.py"))
+    assert all(f'"{name}"' in code for name in tables)

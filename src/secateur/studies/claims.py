@@ -1,4 +1,7 @@
-"""Verdicts on a paper's claims by measured intervals: supported, not supported, or undecided."""
+"""Verdicts on a paper's claims by measured intervals: supported, not supported, or undecided.
+
+Claims are data: a paper's claims.json has the words, need, bound and unit of every claim, by table and name.
+"""
 
 from __future__ import annotations
 
@@ -8,6 +11,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from secateur.metrics.membership import Estimate
+from secateur.studies import read_data
 
 SUPPORTED, NOT_SUPPORTED, UNDECIDED = "supported", "not supported", "undecided"
 Need = Literal["most", "every", "some"]
@@ -34,7 +38,26 @@ def judge(
     known = {name: case for name, case in cases.items() if case is not None}
     above = sum(case.low > bound for case in known.values())
     against = sum(case.high <= bound for case in known.values())
-    return Finding(claim, _measured(known, above, against, unit), verdict(above, against, len(known), need))
+    return Finding(claim, _describe(known, above, against, unit), verdict(above, against, len(known), need))
+
+
+def judge_claims(
+    paper: str, table: str, words: Mapping[str, str] | None = None, /, **cases: Mapping[str, Estimate | None]
+) -> list[Finding]:
+    """Judge claims of a table by their cases, in this order.
+
+    Args:
+        paper: The package of the paper, which has the claims.
+        table: The table in the file of claims.
+        words: Texts for the placeholders of the claims and their units.
+        cases: Cases by the name of their claim.
+    """
+    findings = []
+    for name, measured in cases.items():
+        claim = read_data(paper, "claims")[table][name]
+        texts = {part: claim.get(part, "points").format(**words or {}) for part in ("claim", "unit")}
+        findings.append(judge(cases=measured, need=claim.get("need", "most"), bound=claim.get("bound", 0.0), **texts))
+    return findings
 
 
 def verdict(above: int, against: int, cases: int, need: Need = "most") -> str:
@@ -58,19 +81,19 @@ def negate(estimate: Estimate) -> Estimate:
 
 def equals(claim: str, measured: Estimate, paper: float) -> Finding:
     """Test whether our interval contains the paper's number."""
-    text = f"{written(measured)} against the paper's {100 * paper:.2f}%"
+    text = f"{format_estimate(measured)} against the paper's {100 * paper:.2f}%"
     if not (math.isfinite(measured.low) and math.isfinite(measured.high)):
         return Finding(claim, text, UNDECIDED)
     return Finding(claim, text, SUPPORTED if measured.low <= paper <= measured.high else NOT_SUPPORTED)
 
 
-def written(estimate: Estimate, unit: str = "%") -> str:
+def format_estimate(estimate: Estimate, unit: str = "%") -> str:
     """Format a number with its interval: in per cent, in percentage points (signed), or plain.
 
     Example:
-        >>> written(Estimate(0.5, 0.4, 0.6)), written(Estimate(0.012, -0.01, 0.03), "points")
+        >>> format_estimate(Estimate(0.5, 0.4, 0.6)), format_estimate(Estimate(0.012, -0.01, 0.03), "points")
         ('50.0% [40.0, 60.0]', '+1.2 points [-1.0, +3.0]')
-        >>> written(Estimate(0.2718, 0.26, 0.28), ""), written(Estimate(7995189.4, 7.9e6, 8e6), "")
+        >>> format_estimate(Estimate(0.2718, 0.26, 0.28), ""), format_estimate(Estimate(7995189.4, 7.9e6, 8e6), "")
         ('0.272 [0.260, 0.280]', '7,995,189 [7,900,000, 8,000,000]')
     """
     plain = ",.0f" if abs(estimate.value) >= 1000 else "z.3f"  # z: never -0.0, whose sign is rounding's
@@ -81,13 +104,13 @@ def written(estimate: Estimate, unit: str = "%") -> str:
     return f"{text} [{', '.join(ends)}]" if len(ends) == 2 and estimate.low < estimate.high else text
 
 
-def _measured(cases: Mapping[str, Estimate], above: int, against: int, unit: str) -> str:
+def _describe(cases: Mapping[str, Estimate], above: int, against: int, unit: str) -> str:
     if not cases:
         return "not measured here"
     if len(cases) == 1:
         ((name, case),) = cases.items()
-        return f"{name}: {written(case, unit)}"
+        return f"{name}: {format_estimate(case, unit)}"
     centre = sum(case.value for case in cases.values()) / len(cases)
-    average = written(Estimate(centre, -math.inf, math.inf), unit)
+    average = format_estimate(Estimate(centre, -math.inf, math.inf), unit)
     undecided = len(cases) - above - against
     return f"{above} of {len(cases)} yes, {against} no, {undecided} within their intervals; on average {average}"

@@ -148,7 +148,7 @@ class AuditResults(Results[VictimKey]):
         """The pruned victims."""
         return [model for model in self.cells if model.pruner != "none"]
 
-    def drawn(self, model: VictimKey, kind: str, quantity: str) -> dict[int, Mapping[str, Any]]:
+    def figures_of(self, model: VictimKey, kind: str, quantity: str) -> dict[int, Mapping[str, Any]]:
         """Return one figure of a model, by seed."""
         return {
             figure["seed"]: figure

@@ -2,12 +2,11 @@
 
 A study is one figure or table of a paper. Its folder is a run: an interrupted study resumes, and `secateur report`
 reads it. A study adds table.md and table.jsonl. Each paper's package has its data: titles of studies (titles.json),
-scales (scales.json), whose fields `--set field=value` changes, and printed numbers (printed.json).
+scales (scales.json), whose fields `--set field=value` changes, printed numbers (printed.json) and claims (claims.json).
 """
 
 from __future__ import annotations
 
-import json
 import math
 import shutil
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -28,6 +27,7 @@ from secateur.runs.artifacts import write
 from secateur.runs.folder import Run, open_run
 from secateur.runs.rows import Row
 from secateur.seeding import derive
+from secateur.studies import read_data
 from secateur.studies.table import StudyTable, Tabulated
 
 if TYPE_CHECKING:
@@ -68,7 +68,7 @@ class Study(Protocol):
 
 def register(paper: str, package: str, studies: Mapping[str, Study]) -> None:
     """Add the studies of a paper to the catalogue by name, each with its title from titles.json."""
-    titles = json.loads((Path(__file__).parent / package / "titles.json").read_text(encoding="utf-8"))
+    titles = read_data(package, "titles")
     for name, study in studies.items():
         make = _factory(study)
         make.__doc__ = titles[name]
@@ -179,7 +179,7 @@ def read_scales(kind: type[S], paper: str) -> dict[str, S]:
     """Read the scales of a paper's studies; `full` has the defaults of the class unless the file says otherwise."""
     from pydantic import TypeAdapter
 
-    values = json.loads((Path(__file__).parent / paper / "scales.json").read_text(encoding="utf-8"))
+    values = read_data(paper, "scales")
     adapter: TypeAdapter[S] = TypeAdapter(kind)
     return {name: adapter.validate_python(values.get(name, {})) for name in SIZES}
 

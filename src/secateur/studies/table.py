@@ -6,13 +6,12 @@ import json
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from functools import cache
-from pathlib import Path
 from typing import Any
 
 from secateur.metrics.membership import Estimate
 from secateur.runs.artifacts import SCHEMA
-from secateur.studies.claims import Finding, written
+from secateur.studies import read_data
+from secateur.studies.claims import Finding, format_estimate
 
 BLOCKS = "▁▂▃▄▅▆▇█"
 Cells = dict[str, Estimate | str | None]  # by column
@@ -83,22 +82,17 @@ class StudyTable:
 Tabulated = tuple[list[TableLine], list[Finding]]
 
 
-def printed(paper: str, *labels: str | float) -> Any:
+def find_printed(paper: str, *labels: str | float) -> Any:
     """Return what a paper prints at these labels, such as a table, a row and a column; None if it prints nothing.
 
     Example:
-        >>> printed("dgp", "table_3", "resnet18", "dgp"), printed("dgp", "table_2_accuracy", 0.05, 0.75)
+        >>> find_printed("dgp", "table_3", "resnet18", "dgp"), find_printed("dgp", "table_2_accuracy", 0.05, 0.75)
         (52.216, 0.934)
     """
-    value = _all_printed(paper)
+    value = read_data(paper, "printed")
     for label in labels:
         value = value.get(label if isinstance(label, str) else f"{label:g}") if isinstance(value, dict) else None
     return value
-
-
-@cache
-def _all_printed(paper: str) -> Any:
-    return json.loads((Path(__file__).parent / paper / "printed.json").read_text(encoding="utf-8"))
 
 
 def sparkline(shares: Sequence[float]) -> str:
@@ -132,7 +126,7 @@ def _lines(lines: Sequence[TableLine]) -> str:
 
 
 def _text(column: str, cell: Estimate | str | None) -> str:
-    return written(cell, unit_of(column)) if isinstance(cell, Estimate) else cell or ""
+    return format_estimate(cell, unit_of(column)) if isinstance(cell, Estimate) else cell or ""
 
 
 def _grid(head: Sequence[str], body: Sequence[Sequence[str]]) -> str:

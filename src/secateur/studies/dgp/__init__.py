@@ -185,7 +185,7 @@ STUDIES = {
     "dgp-fig7": UpdateStudy(tables.gallery, (ROB(SOME, data=CIFAR100),)),
     "dgp-fig8": UpdateStudy(tables.gallery, tuple(IG(DEFENSES, batch_size=size, adaptive=()) for size in (2, 4))),
     "dgp-fig9": UpdateStudy(tables.gallery, tuple(ROB(DEFENSES, batch_size=size) for size in SIZES)),
-    "dgp-adgp": UpdateStudy(extensions.aligned, ADGP_STEPS),
+    "dgp-adgp": UpdateStudy(extensions.align, ADGP_STEPS),
     "dgp-residual": UpdateStudy(extensions.residual, (IG(PLAIN), ResidualStep((DGP, RELEASING, TOP_K)))),
     "dgp-convergence": UpdateStudy(theory.convergence, (BoundStep(("none", TOP_K, DGP, RELEASING)),), ONE_RUN),
     "dgp-membership": UpdateStudy(extensions.membership, (MembershipStep((*TRAINED, ADGP, "dp")),)),

@@ -29,10 +29,10 @@ from secateur.metrics.estimates import combine
 from secateur.runs.artifacts import Result
 from secateur.runs.rows import Row
 from secateur.seeding import derive
-from secateur.studies.claims import judge
+from secateur.studies.claims import judge_claims
 from secateur.studies.dgp.results import DgpResults, TrainingKey, base
 from secateur.studies.dgp.steps import DgpSetting, Step, build_structure
-from secateur.studies.table import Cells, TableLine, Tabulated, printed
+from secateur.studies.table import Cells, TableLine, Tabulated, find_printed
 
 BATCH = 32
 MEGABYTE = 2**20
@@ -87,7 +87,7 @@ def _measure(setting: DgpSetting, model: str, data: Dataset, defense: str) -> Re
     begin = time.perf_counter()
     while len(total_seconds) < setting.scale.repeats and (not total_seconds or time.perf_counter() - begin < PATIENCE):
         start = _now(setting.device)
-        context = first if transform is None else _transformed(first, transform)
+        context = first if transform is None else _transform_inputs(first, transform)
         transformed = _now(setting.device)
         grads = _gradient(context)
         differentiated = _now(setting.device)
@@ -104,7 +104,7 @@ def _gradient(context: UploadContext) -> Params:
     return gradient_update(context.net, context.sent, context.batch, "batch").values
 
 
-def _transformed(context: UploadContext, transform: Transform) -> UploadContext:
+def _transform_inputs(context: UploadContext, transform: Transform) -> UploadContext:
     inputs = transform(context.batch.inputs, context.rng)
     return replace(context, batch=context.batch._replace(inputs=inputs))
 
@@ -141,11 +141,7 @@ def table3(results: DgpResults) -> Tabulated:
     room = {name: combine(lambda x, most=most: most - x, ratios.get(name, {})) for name, most in DENSE_SHARE.items()}
     saved = {x.model: costs.less(x._replace(defense="dgp"), x, "ratio") for x in costs.select(defense="adgp")}
     limits = ", ".join(f"{name} {most:g}" for name, most in DENSE_SHARE.items())
-    claim = f"on ResNet18 an upload and a download take at most this share of dense: {limits}"
-    return lines, [
-        judge(claim, room, "every", unit=""),
-        judge("ADGP sends less than DGP (share of dense)", saved, "every", unit=""),
-    ]
+    return lines, judge_claims("dgp", "table3", {"limits": limits}, room=room, saved=saved)
 
 
 def table4(results: DgpResults) -> Tabulated:
@@ -160,7 +156,7 @@ def table4(results: DgpResults) -> Tabulated:
         lines.append(TableLine(_labels(key), cells, _paper("table_4", key, "s")))
     both = [(x._replace(defense="soteria"), x) for x in costs.select(defense="dgp")]
     slower = {dgp.model: costs.less(soteria, dgp, "defense_seconds") for soteria, dgp in both}
-    return lines, [judge("Soteria takes longer than DGP (seconds)", slower, "every", unit="")]
+    return lines, judge_claims("dgp", "table4", slower=slower)
 
 
 def _labels(key: TrainingKey) -> dict[str, str]:
@@ -168,5 +164,5 @@ def _labels(key: TrainingKey) -> dict[str, str]:
 
 
 def _paper(table: str, key: TrainingKey, unit: str) -> str:
-    number = printed("dgp", table, key.model, base(key.defense))
+    number = find_printed("dgp", table, key.model, base(key.defense))
     return "" if number is None else f"{number:g} {unit}"

@@ -34,7 +34,7 @@ from secateur.metrics.membership import Estimate, share, share_of
 from secateur.runs.artifacts import Result, explained, write
 from secateur.runs.rows import Row
 from secateur.seeding import derive
-from secateur.studies.claims import Cases, Finding, judge
+from secateur.studies.claims import Cases, Finding, judge_claims
 from secateur.studies.dgp.results import ACCURACY, DgpResults
 from secateur.studies.dgp.steps import (
     ADAPTIVE,
@@ -46,7 +46,7 @@ from secateur.studies.dgp.steps import (
     train,
     with_parts,
 )
-from secateur.studies.dgp.tables import FEEDBACK, SAME, accuracy_lines, adaptive_claims, case, hide, privacy_lines
+from secateur.studies.dgp.tables import FEEDBACK, accuracy_lines, case, hide, judge_adaptive, privacy_lines
 from secateur.studies.results import AuditResults, VictimKey
 from secateur.studies.table import Cells, TableLine, Tabulated
 from secateur.theory.convergence import lemma_1
@@ -130,7 +130,7 @@ class Silence:
         return f"user {self.user} broadcasts nothing"
 
 
-def aligned(results: DgpResults) -> Tabulated:
+def align(results: DgpResults) -> Tabulated:
     """Return the table of ADGP against attackers, which the paper leaves to future work."""
     cases: Cases = {}
     for cell in results.select(defense="adgp"):
@@ -141,13 +141,10 @@ def aligned(results: DgpResults) -> Tabulated:
     lied = next((training for training in trainings.keys if str(Silence()) in training.defense), None)
     cost = {"accuracy": trainings.less(honest, dgp, ACCURACY)}
     harm = {"accuracy": trainings.less(lied, honest, ACCURACY)}
-    claim = f"ADGP hides as much as DGP, within {SAME:g} (not in the paper)"
     return privacy_lines(results) + broadcast_lines(results) + accuracy_lines(results), [
-        *broadcast_claims(results),
-        judge(claim, cases, "every", -SAME, unit=""),
-        judge("ADGP is as accurate as DGP (at most 1 point less)", cost, "every", -0.01),
-        judge("one user that lies does no harm (at most 1 point; not in the paper)", harm, "every", -0.01),
-        *adaptive_claims(results),
+        *judge_broadcast(results),
+        *judge_claims("dgp", "adgp", hidden=cases, cost=cost, harm=harm),
+        *judge_adaptive(results),
     ]
 
 
@@ -164,14 +161,8 @@ def residual(results: DgpResults) -> Tabulated:
     starved = {"residual": trainings.less(dgp, top_k, "residual_mean")}
     fewer = {"never sent": trainings.less(dgp, released, "never_sent")}
     gain = {"accuracy": trainings.less(released, dgp, ACCURACY)}
-    mine = "(not in the paper)"
     lines = privacy_lines(results) + accuracy_lines(results) + _residual_lines(results)
-    return lines, [
-        judge(f"a residual from training hides more than an empty one {mine}", cases, "every", unit=""),
-        judge(f"error feedback holds back more under DGP than under Top-k {mine}", starved, "every", unit=""),
-        judge(f"releasing starved entries leaves fewer that were never sent {mine}", fewer, "every", unit=""),
-        judge(f"and costs no accuracy (at most 1 point less) {mine}", gain, "every", -0.01),
-    ]
+    return lines, judge_claims("dgp", "residual", hidden=cases, starved=starved, fewer=fewer, gain=gain)
 
 
 def guess_label(inside: Mask, layer: str) -> Tensor:
@@ -205,7 +196,7 @@ def broadcast_lines(results: DgpResults) -> list[TableLine]:
     return lines
 
 
-def broadcast_claims(results: DgpResults) -> list[Finding]:
+def judge_broadcast(results: DgpResults) -> list[Finding]:
     """Judge if the broadcast hides the labels."""
     cases, heard = Cases(), results.trainings("overheard")
     for key in heard.keys:
@@ -213,8 +204,7 @@ def broadcast_claims(results: DgpResults) -> list[Finding]:
         if right is not None and chance is not None:
             least, most = chance.value - right.high, chance.value - right.low
             cases[key.model] = Estimate(chance.value - right.value, least, most)
-    claim = "who only listens to ADGP's broadcast guesses labels no better than by chance (not in the paper)"
-    return [judge(claim, cases, "every", -0.05)] if cases else []
+    return judge_claims("dgp", "adgp", broadcast=cases) if cases else []
 
 
 def _residual_lines(results: DgpResults) -> list[TableLine]:
@@ -338,11 +328,11 @@ def membership(results: DgpResults) -> Tabulated:
             cells |= {name: audit.mean(model, name) for name in ("test_accuracy", "train_accuracy")}
             lines.append(TableLine({"defense": model.defense, "attack": attack}, cells))
         if model != bare:
-            findings.append(_hides(audit, bare, model))
+            findings.append(_judge_members(audit, bare, model))
     return lines, findings
 
 
-def _hides(audit: AuditResults, bare: VictimKey, model: VictimKey) -> Finding:
+def _judge_members(audit: AuditResults, bare: VictimKey, model: VictimKey) -> Finding:
     """Judge that a defense lowers the AUC of every attack that beats guessing on the undefended model.
 
     The undefended model alone selects the attacks, so that no defense selects its own test.
@@ -350,8 +340,7 @@ def _hides(audit: AuditResults, bare: VictimKey, model: VictimKey) -> Finding:
     plain = {attack: audit.mean(bare, "auc", attack) for attack in audit.attacks}
     blind = [attack for attack, auc in plain.items() if auc is not None and auc.low <= GUESSING]
     cases = {attack: audit.less(bare, model, "auc", attack) for attack in plain if attack not in blind}
-    claim = f"{model.defense} hides members too: a lower AUC than without a defense (not in the paper)"
-    finding = judge(claim, cases, "every", unit="")
+    (finding,) = judge_claims("dgp", "membership", {"defense": model.defense}, hidden=cases)
     if not blind:
         return finding
     left_out = f"left out, not clearly above {GUESSING:g} without a defense: {', '.join(blind)}"

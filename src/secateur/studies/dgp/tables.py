@@ -12,20 +12,15 @@ from itertools import pairwise
 from secateur.config import defense_of_updates
 from secateur.metrics.estimates import combine
 from secateur.metrics.membership import Estimate
-from secateur.studies.claims import Cases, Finding, judge
+from secateur.studies.claims import Cases, Finding, judge_claims
 from secateur.studies.dgp.results import ACCURACY, AttackKey, DgpResults, TrainingKey, base
-from secateur.studies.table import Cells, TableLine, Tabulated, printed, sparkline
+from secateur.studies.table import Cells, TableLine, Tabulated, find_printed, sparkline
 
 MEASURES = ("lpips", "cw_ssim")
 EXTREMES = ("lpips_min", "cw_ssim_max")  # of Rob's pictures
 PRINTED = {"lpips": "LPIPS", "cw_ssim": "SSIM", "lpips_min": "least LPIPS", "cw_ssim_max": "most SSIM"}
-OPEN = 0.5  # a CW-SSIM above this: the picture is recognised
-HIDDEN = 0.1  # a distance from the baseline's LPIPS and CW-SSIM: the picture is not recognised
 SAME = 0.02  # of LPIPS or CW-SSIM: an eye sees no smaller difference
-LITTLE = 0.01  # a loss of accuracy that still counts as similar to the baseline
-MUCH = 0.05  # a large loss of accuracy
-FAR = f": LPIPS and CW-SSIM at least {HIDDEN:g} away from the baseline's"
-WITHIN = f"(at most {100 * LITTLE:g} point less)"
+SAME_SHARE = ("top-k", "outpost")  # send as many entries as DGP
 RECOVERED, LEFT_OUT, TRAINED = "What attackers recover", "Left out", "Accuracy of collaborative training"
 PLAIN_ONLY = "stands only against the plain attacker"
 FEEDBACK = "+error-feedback"
@@ -35,7 +30,7 @@ TRAFFIC |= {"residual_mean": "residual"}
 
 def fig3(results: DgpResults) -> Tabulated:
     """Return Fig. 3, and the reconstructions of Table 1, with the claims of Section 6.2."""
-    return privacy_lines(results, _table1), [*_claims(results), *adaptive_claims(results)]
+    return privacy_lines(results, _table1), [*judge_plain(results), *judge_adaptive(results)]
 
 
 def table1(results: DgpResults) -> Tabulated:
@@ -44,51 +39,38 @@ def table1(results: DgpResults) -> Tabulated:
     similar = ("ats", "soteria", "precode", "outpost", "top-k", "dgp")
     cost = {name: _gain(results, name, "none") for name in similar}
     noise = {"noise": _gain(results, "none", "noise")}
-    return lines + accuracy_lines(results, _table1_accuracy), [
-        *findings,
-        judge(f"all but noise train as well as the baseline {WITHIN}", cost, "every", -LITTLE),
-        judge(f"noise performs worst: at least {100 * MUCH:g} points less", noise, "every", MUCH),
-    ]
+    findings += judge_claims("dgp", "table1", similar=cost, noise=noise)
+    return lines + accuracy_lines(results, _table1_accuracy), findings
 
 
 def table2(results: DgpResults) -> Tabulated:
     """Return Table 2: DGP by k1 and k2, reconstructions and accuracy."""
 
     def paper(client: AttackKey) -> str:
-        return of_network(_pair(printed("dgp", "table_2", client.attack, *shares(client.defense))), client.model)
+        return of_network(_pair(find_printed("dgp", "table_2", client.attack, *shares(client.defense))), client.model)
 
     def paper_accuracy(training: TrainingKey) -> str:
-        return _percent(printed("dgp", "table_2_accuracy", *shares(training.defense)), training)
+        return _percent(find_printed("dgp", "table_2_accuracy", *shares(training.defense)), training)
 
     trainings = results.trainings()
     by_shares = {shares(training.defense): training for training in trainings.keys}
     usual, strongest = by_shares.get((0.05, 0.75)), ((0.06, 0.9), (0.2, 0.6))
     cost = {f"{k[0]:g}, {k[1]:g}": trainings.less(usual, by_shares.get(k), ACCURACY) for k in strongest}
     lines = privacy_lines(results, paper) + accuracy_lines(results, paper_accuracy)
-    claim = "the strongest settings (k1 + k2 = 96 %, p = 1/3) cost accuracy"
-    return lines, [*table2_claims(results), judge(claim, cost, "every")]
-
-
-def table2_claims(results: DgpResults) -> list[Finding]:
-    """Judge that Rob depends on k1 + k2, and IG on p = k1 / k2."""
-    by_total, by_ratio = _rising(results, "rob", sum), _rising(results, "ig", lambda k: k[0] / k[1])
-    return [
-        judge("a larger k1 + k2 protects better against Rob, at every step", by_total, "every", unit=""),
-        judge("a larger p = k1 / k2 protects better against IG, at every step", by_ratio, "every", unit=""),
-    ]
+    total, ratio = _steps_up(results, "rob", sum), _steps_up(results, "ig", lambda k: k[0] / k[1])
+    return lines, judge_claims("dgp", "table2", total=total, ratio=ratio, cost=cost)
 
 
 def _networks(data: str, results: DgpResults) -> Tabulated:
     """Return Table 5 or 6: IG and Rob on more networks."""
 
     def paper(client: AttackKey) -> str:
-        return _pair(printed("dgp", "table_5_6", data, client.attack, client.defense, client.model))
+        return _pair(find_printed("dgp", "table_5_6", data, client.attack, client.defense, client.model))
 
     cases: Cases = {}
     for client in results.select(defense="dgp"):
         cases |= hide(results, client, client._replace(defense="none"), case(results, client))
-    protects = judge(f"DGP protects every network under Rob and IG{FAR}", cases, "every", HIDDEN, unit="")
-    return privacy_lines(results, paper), [protects, *adaptive_claims(results)]
+    return privacy_lines(results, paper), [*judge_claims("dgp", "table5", hidden=cases), *judge_adaptive(results)]
 
 
 table5, table6 = partial(_networks, "cifar10"), partial(_networks, "cifar100")
@@ -98,8 +80,10 @@ def table7(results: DgpResults) -> Tabulated:
     """Return Table 7: Top-k at 95 % against DGP at 80 %, on CIFAR-100."""
     known = results.trainings()
     cases = {x.model: known.less(x, known.other(x, defense="top-k"), ACCURACY) for x in known.select(defense="dgp")}
-    lines = accuracy_lines(results, lambda x: _percent(printed("dgp", "table_7", base(x.defense), x.model), x, x.model))
-    return lines, [judge("DGP at 80 % is more accurate than Top-k at 95 %", cases, "every")]
+    lines = accuracy_lines(
+        results, lambda x: _percent(find_printed("dgp", "table_7", base(x.defense), x.model), x, x.model)
+    )
+    return lines, judge_claims("dgp", "table7", better=cases)
 
 
 def fig2(results: DgpResults) -> Tabulated:
@@ -108,10 +92,8 @@ def fig2(results: DgpResults) -> Tabulated:
     by_defense = {base(client.defense): client for client in results.clients}
     apart = hide(results, by_defense.get("dgp"), by_defense.get("top-k"), "ig")
     gap = {"accuracy": _gain(results, "dgp", "top-k")}
-    return lines + accuracy_lines(results, _table1_accuracy), [
-        judge("IG recovers less under DGP than under Top-k of the same share", apart, "every", unit=""),
-        judge(f"DGP is as accurate as Top-k {WITHIN}", gap, "every", -LITTLE),
-    ]
+    lines += accuracy_lines(results, _table1_accuracy)
+    return lines, judge_claims("dgp", "fig2", hidden=apart, accuracy=gap)
 
 
 def fig4(results: DgpResults) -> Tabulated:
@@ -125,11 +107,7 @@ def fig4(results: DgpResults) -> Tabulated:
             near[name] = known.less(x, bare, ACCURACY)
             gain[name] = known.less(x, x._replace(defense="dgp"), ACCURACY)
             aligned[name] = known.less(known.other(x, defense="adgp"), bare, ACCURACY)
-    return accuracy_lines(results), [
-        judge(f"DGP with error feedback is close to the baseline {WITHIN}", near, "every", -LITTLE),
-        judge("DGP without error feedback performs poorly: with it, it is more accurate", gain, "every"),
-        judge(f"ADGP keeps the accuracy too {WITHIN}", aligned, "every", -LITTLE),
-    ]
+    return accuracy_lines(results), judge_claims("dgp", "fig4", near=near, gain=gain, aligned=aligned)
 
 
 def gallery(results: DgpResults) -> Tabulated:
@@ -139,9 +117,14 @@ def gallery(results: DgpResults) -> Tabulated:
         for other in results.clients:
             if other._replace(defense=client.defense) == client and other != client:
                 cases |= hide(results, client, other, f"{case(results, client)}, {other.defense}")
-    labels = [_labels_claim(results)] if any(client.attack == "ggl" for client in results.clients) else []
-    best = judge("DGP protects better than every other defense", cases, "every", unit="")
-    return privacy_lines(results), [best, *labels, *adaptive_claims(results)]
+    findings = judge_claims("dgp", "gallery", best=cases)
+    if any(client.attack == "ggl" for client in results.clients):  # the second reason of Section 4.1
+        right = {
+            case(results, client): combine(lambda share: 0.5 - share, results.of(client, "label_accuracy"))
+            for client in results.select(defense="dgp")
+        }
+        findings += judge_claims("dgp", "gallery", labels=right)
+    return privacy_lines(results), [*findings, *judge_adaptive(results)]
 
 
 def privacy_lines(results: DgpResults, paper: Callable[[AttackKey], str] = lambda client: "") -> list[TableLine]:
@@ -149,7 +132,7 @@ def privacy_lines(results: DgpResults, paper: Callable[[AttackKey], str] = lambd
     lines = []
     for client in results.clients:
         title = f"{client.defense} ({client.against} pictures)" if client.against else client.defense
-        labels = {"attack": client.attack, "defense": title} | differing_labels(results, client)
+        labels = {"attack": client.attack, "defense": title} | select_labels(results, client)
         adaptive = results.best_adaptive(client)
         names = (*MEASURES, *(EXTREMES if client.attack == "rob" else ()), "label_accuracy")
         cells: Cells = {name: results.mean(client, name) for name in names}
@@ -196,7 +179,7 @@ def _curve(results: DgpResults, training: TrainingKey) -> str:
     return sparkline(values[:: max(1, len(values) // 20)])
 
 
-def differing_labels(results: DgpResults, client: AttackKey) -> dict[str, str]:
+def select_labels(results: DgpResults, client: AttackKey) -> dict[str, str]:
     """Return the labels in which the clients of a study differ, beside attack and defense."""
     names = ("model", "data", "batch_size", "labels", "stage")
     return {name: str(getattr(client, name)) for name in names if len({getattr(x, name) for x in results.clients}) > 1}
@@ -205,7 +188,7 @@ def differing_labels(results: DgpResults, client: AttackKey) -> dict[str, str]:
 def case(results: DgpResults, client: AttackKey) -> str:
     """Return the client's name among the cases of a claim."""
     settings = [client.defense] if ":" in client.defense else []
-    return ", ".join([client.attack, *differing_labels(results, client).values(), *settings])
+    return ", ".join([client.attack, *select_labels(results, client).values(), *settings])
 
 
 def hide(results: DgpResults, one: AttackKey | None, other: AttackKey | None, name: str) -> Cases:
@@ -217,13 +200,13 @@ def hide(results: DgpResults, one: AttackKey | None, other: AttackKey | None, na
 def _table1(client: AttackKey) -> str:
     """Return Table 1's numbers for the client, with the paper's network if another stands for it."""
     column = " ".join(filter(None, (base(client.defense), client.against)))
-    values = {text: printed("dgp", "table_1", client.attack, name, column) for name, text in PRINTED.items()}
+    values = {text: find_printed("dgp", "table_1", client.attack, name, column) for name, text in PRINTED.items()}
     numbers = ", ".join(f"{text} {value:.3g}" for text, value in values.items() if value is not None)
     return of_network(numbers, client.model, "cnn6" if client.attack == "r-gap" else "resnet18")
 
 
 def _table1_accuracy(training: TrainingKey) -> str:
-    return _percent(printed("dgp", "table_1_accuracy", base(training.defense)), training)
+    return _percent(find_printed("dgp", "table_1_accuracy", base(training.defense)), training)
 
 
 def of_network(numbers: str, model: str, paper: str = "resnet18") -> str:
@@ -252,35 +235,33 @@ def _gain(results: DgpResults, one: str, other: str) -> Estimate | None:
     return trainings.less(trainings.one(defense=one), trainings.one(defense=other), ACCURACY)
 
 
-def _claims(results: DgpResults) -> list[Finding]:
+def judge_plain(results: DgpResults) -> list[Finding]:
     """Judge the claims of Section 6.2 about plain attackers."""
-    every, passive, shut = ("r-gap", "ig", "gi", "rob"), ("ig", "gi"), ("soteria", "noise", "top-k", "outpost", "dgp")
+    every, shut, pruned = ("r-gap", "ig", "gi", "rob"), ("soteria", "noise", "top-k", "outpost", "dgp"), SAME_SHARE
     open_to_rob = [("ats", "used"), ("soteria", ""), ("precode", ""), ("noise", "")]
     ssim = {
         defense: results.mean(client, "cw_ssim")
         for defense, against in open_to_rob
         if (client := _client(results, "rob", defense, against))
     }
-    return [
-        _hides("DGP protects under every attack", results, [(attack, "dgp", "none") for attack in every], HIDDEN),
-        judge(f"ATS, Soteria, PRECODE and noise fail under Rob: CW-SSIM above {OPEN:g}", ssim, "every", OPEN, ""),
-        _hides("Top-k and Outpost withstand Rob", results, [("rob", d, "none") for d in ("top-k", "outpost")], HIDDEN),
-        _hides(
-            "Top-k and Outpost are vulnerable to IG and GI, where DGP protects better",
-            results,
-            [(attack, "dgp", d) for attack in passive for d in ("top-k", "outpost")],
-        ),
-        _hides("all defenses but ATS withstand R-GAP", results, [("r-gap", d, "none") for d in shut], HIDDEN),
-    ]
+    return judge_claims(
+        "dgp",
+        "recovery",
+        dgp=_compare(results, [(attack, "dgp", "none") for attack in every]),
+        open=ssim,
+        rob=_compare(results, [("rob", defense, "none") for defense in pruned]),
+        passive=_compare(results, [(attack, "dgp", defense) for attack in ("ig", "gi") for defense in pruned]),
+        r_gap=_compare(results, [("r-gap", defense, "none") for defense in shut]),
+    )
 
 
-def _hides(claim: str, results: DgpResults, pairs: Iterable[tuple[str, str, str]], bound: float = 0.0) -> Finding:
-    """Judge if one defense hides more than the other, by at least `bound`; `pairs` are (attack, one, other)."""
+def _compare(results: DgpResults, pairs: Iterable[tuple[str, str, str]]) -> Cases:
+    """Return how much more one defense hides than the other; `pairs` are (attack, one, other)."""
     cases: Cases = {}
     for attack, one, other in pairs:
         first, second = (_client(results, attack, defense) for defense in (one, other))
         cases |= hide(results, first, second, f"{attack}, {one}, {other}")
-    return judge(claim + (FAR if bound else ""), cases, "every", bound, unit="")
+    return cases
 
 
 def _client(results: DgpResults, attack: str, defense: str, against: str = "") -> AttackKey | None:
@@ -288,7 +269,7 @@ def _client(results: DgpResults, attack: str, defense: str, against: str = "") -
     return results.one(attack=attack, defense=defense, against=against, labels="inferred", stage="untrained")
 
 
-def _rising(results: DgpResults, attack: str, order: Callable[[tuple[float, float]], float]) -> Cases:
+def _steps_up(results: DgpResults, attack: str, order: Callable[[tuple[float, float]], float]) -> Cases:
     """Return how much more each setting of DGP hides than the one before it."""
     ranks = [(order(shares(client.defense)), client) for client in results.select(attack=attack, defense="dgp")]
     cases: Cases = {}
@@ -297,16 +278,7 @@ def _rising(results: DgpResults, attack: str, order: Callable[[tuple[float, floa
     return cases
 
 
-def _labels_claim(results: DgpResults) -> Finding:
-    """Judge the second reason of Section 4.1: pruning the largest entries hides the label."""
-    right: Cases = {
-        case(results, client): combine(lambda share: 0.5 - share, results.of(client, "label_accuracy"))
-        for client in results.select(defense="dgp")
-    }
-    return judge("DGP hides the label: less than half of the labels are found", right, "every")
-
-
-def adaptive_claims(results: DgpResults) -> list[Finding]:
+def judge_adaptive(results: DgpResults) -> list[Finding]:
     """Judge if each defense hides as much from an attacker that knows of it; the paper does not ask this."""
     findings = []
     for defense in ("soteria", "precode", "top-k", "outpost", "dgp", "adgp"):
@@ -314,6 +286,5 @@ def adaptive_claims(results: DgpResults) -> list[Finding]:
         for client in results.select(defense=defense):
             cases |= hide(results, results.best_adaptive(client), client, case(results, client))
         if any(case is not None for case in cases.values()):
-            claim = f"{defense} hides as much from an attacker who knows of it, within {SAME:g} (not in the paper)"
-            findings.append(judge(claim, cases, "every", -SAME, unit=""))
+            findings += judge_claims("dgp", "recovery", {"defense": defense}, adaptive=cases)
     return findings

@@ -36,7 +36,7 @@ from secateur.progress import progress
 from secateur.runs.artifacts import Result
 from secateur.runs.rows import Row
 from secateur.seeding import derive
-from secateur.studies.claims import Cases, Finding, judge
+from secateur.studies.claims import Cases, Finding, judge_claims
 from secateur.studies.dgp.results import DgpResults, base
 from secateur.studies.dgp.steps import AttackStep, DgpSetting, Step
 from secateur.studies.table import Cells, TableLine, Tabulated
@@ -115,14 +115,11 @@ def fig1(results: DgpResults) -> Tabulated:
         cells |= {"epsilon": _epsilon(measures, "reached"), "Theorem 1 prints": _theorem_1(measures)}
         lines.append(TableLine({"defense": defense}, cells))
     every = _by_target(targets)
-    weaker = "DGP weakens IG in the sense of Definition 1: a larger epsilon than without it"
     larger = {name: _larger(line, lines) for line in lines if base(name := line.labels["defense"]) == "dgp"}
     return lines, [
-        judge(
-            "a greater distance goes with a worse reconstruction (correlation)", _correlations(every), "every", unit=""
-        ),
-        *(_holds(every, name, title) for name, title in FORMS.items()),
-        judge(f"{weaker}, delta {DELTA:g}", larger, "every", unit=""),
+        *judge_claims("dgp", "fig1", correlation=_correlations(every)),
+        *(finding for name, form in FORMS.items() for finding in _judge_form(every, name, form)),
+        *judge_claims("dgp", "fig1", epsilon=larger),
     ]
 
 
@@ -160,14 +157,13 @@ def _correlations(targets: Sequence[Sequence[Values]]) -> Cases:
     return cases
 
 
-def _holds(targets: Sequence[Sequence[Values]], name: str, title: str) -> Finding:
+def _judge_form(targets: Sequence[Sequence[Values]], name: str, form: str) -> list[Finding]:
     """Judge that a form of the bound is rarely violated, over all defenses; the interval is over targets."""
     groups = [known for target in targets if (known := [bool(x[name]) for x in target if name in x])]
     hits = torch.tensor([hit for target in groups for hit in target])
     broken = share_by_target(hits, [len(target) for target in groups]) if groups else None
     room = None if broken is None else Estimate(RARE - broken.value, RARE - broken.high, RARE - broken.low)
-    claim = f"Proposition 1 holds, {title}: broken at most {100 * RARE:g} % of the time"
-    return judge(claim, {"rarer than that by": room}, "every")
+    return judge_claims("dgp", "fig1", {"form": form}, holds={"rarer than that by": room})
 
 
 def _epsilon(targets: Sequence[Values], name: str) -> Estimate | None:
@@ -291,10 +287,7 @@ def convergence(results: DgpResults) -> Tabulated:
             cells |= {"K, at least": mean(of("smoothness"))}
             mark = "broken" if not check.holds else "says nothing" if check.vacuous else ""
             lines.append(TableLine({"theorem": title, "defense": training.defense}, cells, "", mark))
-    return lines, [
-        judge("Lemma 1 and Theorem 2 hold: what is measured is below what they say", holds, "every", unit=""),
-        judge("and say more than the assumptions alone, (t G)^2 and G^2", tighter, "every", unit=""),
-    ]
+    return lines, judge_claims("dgp", "convergence", holds=holds, tighter=tighter)
 
 
 def _sure(value: float) -> Estimate:

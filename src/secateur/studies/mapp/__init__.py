@@ -101,8 +101,8 @@ STUDIES = {
     "mapp-table5": _study(
         tables.rules_and_clients, *FEDAVG, *map(Case, RULES), Case("osm:reading=paper"), Case("local")
     ),
-    "mapp-table6": _study(tables.coupled, *map(Case, COUPLINGS)),
+    "mapp-table6": _study(tables.couple_channels, *map(Case, COUPLINGS)),
     "mapp-attackers": _study(tables.attackers, *STRONGER, attacks=ATTACKERS),
-    "mapp-joined": _study(tables.joined, *DEFENDED),
+    "mapp-joined": _study(tables.add_defenses, *DEFENDED),
 }
 register("mapp_fl", "mapp", STUDIES)

@@ -61,9 +61,14 @@ class Metric(NamedTuple):
 
 
 YEOM = Query()
-EXPOSURE, ACCURACY = Metric("advantage", YEOM), Metric("test_accuracy")
-SMALL_ACCURACY = Metric("test_accuracy", of="small")
-SERVER_ACCURACY, SERVER_EXPOSURE = Metric("test_accuracy", of="server"), Metric("advantage", YEOM, "server")
+METRICS = {
+    "server_accuracy": Metric("test_accuracy", of="server"),
+    "server_advantage": Metric("advantage", YEOM, "server"),
+    "client_accuracy": Metric("test_accuracy"),
+    "client_advantage": Metric("advantage", YEOM),
+    "small_accuracy": Metric("test_accuracy", of="small"),
+}
+ACCURACY, EXPOSURE, SERVER = (METRICS[name] for name in ("client_accuracy", "client_advantage", "server_accuracy"))
 
 
 @dataclass(frozen=True)

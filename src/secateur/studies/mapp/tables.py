@@ -10,70 +10,27 @@ from collections.abc import Iterable
 from dataclasses import replace
 from itertools import pairwise
 from operator import sub
-from typing import NamedTuple
 
 from secateur.catalogue import name_of
 from secateur.metrics.estimates import Measure, average_on_same, combine, exposure_correlation, mean
 from secateur.metrics.membership import Estimate
-from secateur.studies.claims import Cases, Finding, judge, negate
+from secateur.studies import read_data
+from secateur.studies.claims import Cases, Finding, judge_claims, negate
 from secateur.studies.mapp.results import (
     ACCURACY,
     EXPOSURE,
-    SERVER_ACCURACY,
-    SERVER_EXPOSURE,
-    SMALL_ACCURACY,
+    METRICS,
+    SERVER,
     YEOM,
     MappFederation,
     MappResults,
     Metric,
     Query,
 )
-from secateur.studies.table import Cells, TableLine, Tabulated, printed
+from secateur.studies.table import Cells, TableLine, Tabulated, find_printed
 
-NEAR = 0.02  # of accuracy, for "similar" or "competitive", of which the paper gives no number
-LITTLE = 0.01  # of advantage
 INDEPENDENT = ":coupling=independent"
 QUERIES = "How the attacker asks: Yeom's advantage on the average client and server, over all federations here"
-
-
-class Claim(NamedTuple):
-    """A claim that a metric of one federation is above that of another; both are named by rule."""
-
-    text: str
-    higher: str
-    lower: str
-    metric: Metric
-    case: str = "average client"
-    bound: float = 0.0
-
-
-PRIVATE = "MaPP-FL's clients are less exposed than HeteroFL's"
-AS_ACCURATE = f"MaPP-FL's clients are about as accurate as HeteroFL's (at most {100 * NEAR:g} points less)"
-AS_PRIVATE = f"MaPP-FL's clients are about as private as FDropout's (at most {100 * LITTLE:g} point more exposed)"
-GAIN = "small clients gain 13.5 points over training alone (at least 10 here)"
-RULE_CLAIMS = (
-    Claim(PRIVATE, "heterofl", "mapp-fl", EXPOSURE),
-    Claim(AS_ACCURATE, "mapp-fl", "heterofl", ACCURACY, bound=-NEAR),
-    Claim(AS_PRIVATE, "fdropout", "mapp-fl", EXPOSURE, bound=-LITTLE),
-    Claim("FDropout's clients are less accurate than MaPP-FL's", "mapp-fl", "fdropout", ACCURACY),
-)
-BASELINE_CLAIMS = (
-    Claim("FedAvg with the small model exposes clients less", "large", "small", EXPOSURE),
-    Claim("FedAvg with the small model costs the server accuracy", "large", "small", SERVER_ACCURACY, "server"),
-    Claim("MaPP-FL's small clients are more accurate than alone", "mapp-fl", "local", SMALL_ACCURACY),
-)
-CLIENT_CLAIMS = (
-    Claim(GAIN, "mapp-fl", "local", SMALL_ACCURACY, "average", 0.10),
-    Claim("FedAvg's server is exposed most with the large model", "large", "small", SERVER_EXPOSURE, "server"),
-    Claim("MaPP-FL exposes the server less than FedAvg does", "large", "mapp-fl", SERVER_EXPOSURE, "server"),
-    Claim(
-        "MaPP-FL's server is more accurate than FedAvg's with the small model",
-        "mapp-fl",
-        "small",
-        SERVER_ACCURACY,
-        "server",
-    ),
-)
 
 
 def rules(results: MappResults) -> Tabulated:
@@ -82,13 +39,11 @@ def rules(results: MappResults) -> Tabulated:
     known, named = _rules(results), _by_name(results)
     resampled = (("osr", "heterofl-r"), ("gsr", "mapp-fl-r"), ("fdropout", "ufr"))
     fixed = {f"{f} over {new}": results.compare(known.get(f), known.get(new), ACCURACY) for new, f in resampled}
-    served = {name: results.compare(rule, named.get("large"), SERVER_ACCURACY) for name, rule in known.items()}
-    claim = "every rule's server is about as accurate as FedAvg with the large model"
+    served = {name: results.compare(rule, named.get("large"), SERVER) for name, rule in known.items()}
     findings = [
-        *_judge_all(results, RULE_CLAIMS),
-        judge("fixed channel sets make more accurate clients than resampled ones", fixed, "every"),
-        judge(f"{claim} (at most {100 * NEAR:g} less)", served, bound=-NEAR),
-        *_judge_all(results, BASELINE_CLAIMS),
+        *_judge_pairs(results, "rules"),
+        *judge_claims("mapp", "all_rules", fixed=fixed, served=served),
+        *_judge_pairs(results, "baselines"),
     ]
     return lines, [finding for finding in findings if finding.measured != "not measured here"]
 
@@ -126,8 +81,7 @@ def by_client(results: MappResults) -> Tabulated:
         for client in sorted(next(iter(alone.values()), {})):
             accuracy = [results.client(federation, client, "test_accuracy") for federation in (mapp, local)]
             gains[f"client {client}"] = combine(sub, *accuracy)
-    together = judge("every small client does better with MaPP-FL than alone", gains, "every")
-    return lines, [together, *_judge_all(results, CLIENT_CLAIMS)]
+    return lines, [*judge_claims("mapp", "every_client", gains=gains), *_judge_pairs(results, "clients")]
 
 
 def by_large(results: MappResults) -> Tabulated:
@@ -138,46 +92,36 @@ def by_large(results: MappResults) -> Tabulated:
     lines = []
     for federation in sorted(results.keys, key=lambda federation: federation.large):
         labels = {"large clients": str(federation.large), "rule": federation.title}
-        numbers = printed("mapp", "table_4", results.rows[0].dataset, str(federation.large), federation.submodels)
+        numbers = find_printed("mapp", "table_4", results.rows[0].dataset, str(federation.large), federation.submodels)
         paper = _paper(numbers) if federation.uncovered == "zero" else ""
         lines.append(TableLine(labels, summary(results, federation), paper))
     mapp = {f"{x.large} large": x for x in results.select(submodels="mapp-fl", uncovered="zero")}
-
-    def cases(higher: str, lower: str, metric: Metric) -> Cases:
-        """Return one rule's metric less another's, by the number of large clients."""
-        return {
-            name: results.compare(results.other(x, submodels=higher), results.other(x, submodels=lower), metric)
-            for name, x in mapp.items()
-        }
-
+    cases: dict[str, Cases] = {}
+    for name, claim in read_data("mapp", "claims")["large"].items():
+        cases[name] = {}
+        for case, x in mapp.items():
+            higher, lower = (results.other(x, submodels=claim[side]) for side in ("higher", "lower"))
+            cases[name][case] = results.compare(higher, lower, METRICS[claim["metric"]])
     small = mapp.get("0 large")
     hetero = None if small is None else results.other(small, submodels="heterofl")
-    worse = {"average client": results.compare(small, small, ACCURACY, SERVER_ACCURACY)}
-    as_good = {"average client": results.compare(hetero, hetero, SERVER_ACCURACY, ACCURACY)}
-    order = (RULE_CLAIMS[0], RULE_CLAIMS[3]._replace(text="MaPP-FL's clients are more accurate than FDropout's"))
-    claim = "without large clients HeteroFL's server is as good as its clients"
-    return lines, [
-        *(
-            judge(text, cases(higher, lower, metric), bound=bound)
-            for text, higher, lower, metric, _, bound in (*order, RULE_CLAIMS[2], RULE_CLAIMS[1])
-        ),
-        judge("without large clients MaPP-FL's server is worse than its clients", worse),
-        judge(f"{claim} (at most {100 * NEAR:g} points less)", as_good, bound=-NEAR),
-    ]
+    worse = {"average client": results.compare(small, small, ACCURACY, SERVER)}
+    as_good = {"average client": results.compare(hetero, hetero, SERVER, ACCURACY)}
+    findings = judge_claims("mapp", "large", **cases)
+    return lines, [*findings, *judge_claims("mapp", "no_large", worse=worse, as_good=as_good)]
 
 
-def coupled(results: MappResults) -> Tabulated:
+def couple_channels(results: MappResults) -> Tabulated:
     """Return Table 6: channels drawn layer by layer, or inputs and outputs independently."""
     lines, cases = [], Cases()
     for federation in results.keys:
         rule = federation.submodels.removesuffix(INDEPENDENT)
         coupling = "layer by layer" if rule == federation.submodels else "independent"
         labels = {"rule": rule, "inputs and outputs": coupling}
-        paper = _paper(printed("mapp", "table_6", rule, coupling))
+        paper = _paper(find_printed("mapp", "table_6", rule, coupling))
         lines.append(TableLine(labels, summary(results, federation), paper))
         if rule != federation.submodels:
             cases[rule] = results.compare(results.other(federation, submodels=rule), federation, ACCURACY)
-    return lines, [judge("clients are more accurate where channels are coupled layer by layer", cases, "every")]
+    return lines, judge_claims("mapp", "couplings", coupled=cases)
 
 
 def correlations(results: MappResults, smallest: int) -> Tabulated:
@@ -190,12 +134,11 @@ def correlations(results: MappResults, smallest: int) -> Tabulated:
             cells = {"r": result.r, "p": f"{result.p:.2g}"}
             cells |= {"clients": str(result.clients), "excluded": str(result.excluded)}
         cases[federation.model] = None if result is None else negate(result.r)
-        paper = printed("mapp", "table_3", results.rows[0].dataset, federation.model)
-        parameters = printed("mapp", "parameters", federation.model) or ""
+        paper = find_printed("mapp", "table_3", results.rows[0].dataset, federation.model)
+        parameters = find_printed("mapp", "parameters", federation.model) or ""
         labels = {"network": federation.model, "parameters": parameters}
         lines.append(TableLine(labels, cells, "" if paper is None else f"{paper:.2f}"))
-    claim = "clients with less data are exposed more: r of log10 dataset size and advantage is negative (-r is shown)"
-    return lines, [judge(claim, cases, "every", unit="")]
+    return lines, judge_claims("mapp", "sizes", correlation=cases)
 
 
 def complexity(results: MappResults, smallest: int) -> Tabulated:
@@ -206,7 +149,7 @@ def complexity(results: MappResults, smallest: int) -> Tabulated:
     pairs = list(pairwise(sorted(results.keys, key=lambda federation: federation.unit)))
     for name, metric in (("advantage", EXPOSURE), ("clients' accuracy", ACCURACY)):
         cases = {f"{b.model} over {a.model}": results.compare(b, a, metric) for a, b in pairs}
-        findings.append(judge(f"the {name} rises with the model's size (Fig. 1b)", cases))
+        findings += judge_claims("mapp", "sizes", {"measure": name}, rises=cases)
     return lines, findings
 
 
@@ -242,16 +185,11 @@ def attackers(results: MappResults) -> Tabulated:
         f"{x.title} {x.unit}": results.compare(x, x, Metric("auc", lira), Metric("auc", YEOM)) if lira else None
         for x in results.keys
     }
-    less_exposed = "MaPP-FL's clients are less exposed than FedAvg's and HeteroFL's, whoever attacks"
-    anywhere = "and wherever Yeom's threshold lies (advantage; not in the paper)"
-    return lines, [
-        judge(less_exposed, over("auc", ranked), "every", unit=""),
-        judge(anywhere, over("advantage", thresholds), "every"),
-        judge("Yeom finds less than LiRA does (not in the paper)", stronger, unit=""),
-    ]
+    ranked_cases, anywhere = over("auc", ranked), over("advantage", thresholds)
+    return lines, judge_claims("mapp", "attackers", ranked=ranked_cases, anywhere=anywhere, stronger=stronger)
 
 
-def joined(results: MappResults) -> Tabulated:
+def add_defenses(results: MappResults) -> Tabulated:
     """Return a table of sub-models with pruned uploads and with withheld weights (not in the paper)."""
     lines = [
         TableLine({"rule": federation.submodels, "defense": federation.defense}, summary(results, federation))
@@ -262,11 +200,8 @@ def joined(results: MappResults) -> Tabulated:
         if federation.defense != "none":
             bare = results.other(federation, defense="none")
             private[federation.title] = results.compare(bare, federation, EXPOSURE)
-            costly[federation.title] = results.compare(bare, federation, SERVER_ACCURACY)
-    return lines, [
-        judge("a defense on top exposes sub-model clients less (not in the paper)", private),
-        judge("and it costs the server accuracy (not in the paper)", costly),
-    ]
+            costly[federation.title] = results.compare(bare, federation, SERVER)
+    return lines, judge_claims("mapp", "defenses", private=private, costly=costly)
 
 
 def by_query(results: MappResults) -> list[TableLine]:
@@ -277,7 +212,7 @@ def by_query(results: MappResults) -> list[TableLine]:
     lines = []
     for query in queries if len(queries) > 1 else []:
         cells: Cells = {
-            title: overall([results.value(sender, metric) for sender in senders])
+            title: average_all([results.value(sender, metric) for sender in senders])
             for title, metric in (
                 ("client_advantage", Metric("advantage", query)),
                 ("server_advantage", Metric("advantage", query, "server")),
@@ -289,7 +224,7 @@ def by_query(results: MappResults) -> list[TableLine]:
     return lines
 
 
-def overall(measures: list[Measure]) -> Estimate | None:
+def average_all(measures: list[Measure]) -> Estimate | None:
     """Return the mean over federations, whose clients hold the same examples, then over seeds."""
     known = [measure for measure in measures if measure]
     seeds = set[int].intersection(*map(set, known)) if known else set()
@@ -298,8 +233,7 @@ def overall(measures: list[Measure]) -> Estimate | None:
 
 def summary(results: MappResults, federation: MappFederation) -> Cells:
     """Return the accuracy and advantage of the server and of the average client."""
-    metrics = {"server_accuracy": SERVER_ACCURACY, "server_advantage": SERVER_EXPOSURE}
-    metrics |= {"client_accuracy": ACCURACY, "client_advantage": EXPOSURE}
+    metrics = {title: metric for title, metric in METRICS.items() if metric.of != "small"}
     return {
         title: None if federation.alone and metric.of == "server" else mean(results.value(federation, metric))
         for title, metric in metrics.items()
@@ -308,7 +242,7 @@ def summary(results: MappResults, federation: MappFederation) -> Cells:
 
 def _rule_line(results: MappResults, federation: MappFederation, table: str) -> TableLine:
     """Return the line of a rule, marked if its average client is not the average of all clients."""
-    paper = _paper(printed("mapp", table, federation.submodels, federation.model))
+    paper = _paper(find_printed("mapp", table, federation.submodels, federation.model))
     mark = "the average of its small clients" if federation.alone else ""
     labels = {"rule": federation.title, "network": federation.model}
     return TableLine(labels, summary(results, federation), paper, mark)
@@ -325,18 +259,19 @@ def _by_name(results: MappResults) -> dict[str, MappFederation | None]:
     return {**_rules(results), "small": small, "large": large, "local": results.one(submodels="local")}
 
 
-def _judge_all(results: MappResults, claims: Iterable[Claim]) -> list[Finding]:
-    """Judge claims about two federations each."""
-    named = _by_name(results)
-    return [
-        judge(text, {case: results.compare(named.get(higher), named.get(lower), metric)}, bound=bound)
-        for text, higher, lower, metric, case, bound in claims
-    ]
+def _judge_pairs(results: MappResults, table: str) -> list[Finding]:
+    """Judge the claims of a table that are about a metric of two federations each."""
+    named, cases = _by_name(results), {}
+    for name, claim in read_data("mapp", "claims")[table].items():
+        metric = METRICS[claim["metric"]]
+        case = claim.get("case", "server" if metric.of == "server" else "average client")
+        cases[name] = {case: results.compare(named.get(claim["higher"]), named.get(claim["lower"]), metric)}
+    return judge_claims("mapp", table, **cases)
 
 
 def _table2(size: int, client: int) -> str:
     """Return the paper's numbers of the client, if its size is that of Table 2's federation."""
-    table = printed("mapp", "table_2")
+    table = find_printed("mapp", "table_2")
     if client >= len(table["sizes"]) or table["sizes"][client] != size:
         return ""
     alone, mapp = table["local"]["accuracy"][client], table["MaPP-FL"]

@@ -7,11 +7,10 @@ from itertools import pairwise
 
 from secateur.metrics.estimates import combine, correlation
 from secateur.metrics.membership import Estimate
-from secateur.studies.claims import UNDECIDED, Cases, Finding, judge
+from secateur.studies.claims import Cases, Finding, judge_claims
 from secateur.studies.priprune.results import (
     CHANCE,
     GI,
-    LITTLE,
     NMI,
     PSNR,
     SGI,
@@ -23,12 +22,10 @@ from secateur.studies.priprune.results import (
 )
 from secateur.studies.table import TableLine, Tabulated
 
-CERTAIN = 0.5  # a correlation above which two measures agree
-
 
 def fig3(results: PripruneResults) -> Tabulated:
     """Return Fig. 3: GI against SGI by base pruning and rate, with dense and with masked broadcast."""
-    findings = []
+    findings: list[Finding] = []
     for broadcast in ("dense", "masked"):
         cases: Cases = {
             f"{federation.base} {federation.rate:g}": paired_difference(
@@ -36,9 +33,8 @@ def fig3(results: PripruneResults) -> Tabulated:
             )
             for federation in results.select(broadcast=broadcast)
         }
-        claim = f"SGI infers more than GI at every rate of every base pruning, {broadcast} broadcast"
-        findings.append(judge(claim, cases, "every", unit=""))
-    return _marked_lines(results), [*findings, _falls(results, SGI), _agree(results, SGI)]
+        findings += judge_claims("priprune", "attacks", {"broadcast": broadcast}, sgi=cases)
+    return _marked_lines(results), [*findings, *_judge_falls(results, SGI), *_judge_agreement(results, SGI)]
 
 
 def figa1(results: PripruneResults) -> Tabulated:
@@ -48,31 +44,28 @@ def figa1(results: PripruneResults) -> Tabulated:
         if federation.rate > 0:
             above = {seed: _above_chance(results, federation, seed) for seed in results.over(federation, NMI, GI)}
             cases[f"{federation.base} {federation.rate:g}"] = combine(lambda value: -value, above)
-    claim = "the classic GI attack fails from low pruning rates on: its NMI is not above chance"
-    return lines(results), [judge(claim, cases, "every", bound=-LITTLE, unit=""), _falls(results, GI)]
+    return lines(results), [*judge_claims("priprune", "attacks", fails=cases), *_judge_falls(results, GI)]
 
 
 def figa2(results: PripruneResults) -> Tabulated:
     """Return Fig. A2: NMI and PSNR by pruning rate, and their agreement."""
-    return lines(results), [_falls(results, GI), _falls(results, GI, PSNR, "PSNR"), _agree(results, GI)]
+    falls = [*_judge_falls(results, GI), *_judge_falls(results, GI, PSNR, "PSNR")]
+    return lines(results), [*falls, *_judge_agreement(results, GI)]
 
 
 def figa3(results: PripruneResults) -> Tabulated:
     """Return Fig. A3: scores of the pictures by pruning rate and base pruning; the page shows the pictures."""
-    return lines(results), [_falls(results, SGI), _falls(results, SGI, "ssim", "SSIM")]
+    return lines(results), [*_judge_falls(results, SGI), *_judge_falls(results, SGI, "ssim", "SSIM")]
 
 
-def _agree(results: PripruneResults, attack: str) -> Finding:
+def _judge_agreement(results: PripruneResults, attack: str) -> list[Finding]:
     """Judge that NMI and PSNR are correlated over federations, with one pair per federation and seed."""
     pairs = []
     for federation in results.cells:
         nmi, psnr = (results.over(federation, metric, attack) for metric in (NMI, PSNR))
         pairs += [(nmi[seed].value, psnr[seed].value) for seed in nmi if seed in psnr]
     r = correlation(pairs) if len(pairs) > 1 else None
-    claim = f"NMI and PSNR agree: their correlation over federations is above {CERTAIN:g}"
-    if r is None:
-        return Finding(claim, "not measured here", UNDECIDED)
-    return judge(claim, {f"r over {len(pairs)} federations": r}, "every", CERTAIN, unit="")
+    return judge_claims("priprune", "attacks", agree={f"r over {len(pairs)} federations": r})
 
 
 def _marked_lines(results: PripruneResults) -> list[TableLine]:
@@ -85,7 +78,7 @@ def _marked_lines(results: PripruneResults) -> list[TableLine]:
     return table
 
 
-def _falls(results: PripruneResults, attack: str, metric: str = NMI, name: str = "NMI") -> Finding:
+def _judge_falls(results: PripruneResults, attack: str, metric: str = NMI, name: str = "NMI") -> list[Finding]:
     """Judge that a measure falls from each pruning rate to the next higher one, all else being equal."""
     groups: dict[PripruneFederation, list[PripruneFederation]] = {}
     for federation in results.cells:
@@ -95,7 +88,7 @@ def _falls(results: PripruneResults, attack: str, metric: str = NMI, name: str =
         for low, high in pairwise(sorted(group, key=lambda federation: federation.rate)):
             case = f"{low.base}, {low.broadcast}, {low.rate:g} to {high.rate:g}"
             cases[case] = results.less(low, high, metric, attack)
-    return judge(f"{name} falls with the pruning rate, in most steps", cases, unit="")
+    return judge_claims("priprune", "attacks", {"measure": name}, falls=cases)
 
 
 def _above_chance(results: PripruneResults, federation: PripruneFederation, seed: int) -> Estimate:

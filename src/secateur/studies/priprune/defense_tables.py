@@ -12,10 +12,9 @@ from itertools import pairwise
 from secateur.catalogue import name_of
 from secateur.metrics.estimates import mean
 from secateur.metrics.membership import Estimate
-from secateur.studies.claims import Cases, Finding, judge, verdict
+from secateur.studies.claims import Cases, Finding, judge, judge_claims, verdict
 from secateur.studies.priprune.results import (
     ACCURACY,
-    LITTLE,
     LOSS,
     NMI,
     SGI,
@@ -26,7 +25,7 @@ from secateur.studies.priprune.results import (
     lines,
     paired_difference,
 )
-from secateur.studies.table import Tabulated, printed
+from secateur.studies.table import Tabulated, find_printed
 
 NETWORKS = {"femnist": "conv-2", "cifar10": "vgg-11"}  # of the paper, by data set
 REAL = ("largest", "random", "mix")
@@ -37,16 +36,14 @@ Compare = Callable[[PripruneFederation | None, PripruneFederation | None], Estim
 
 def table2(results: PripruneResults) -> Tabulated:
     """Return Table 2: NMI of base prunings with and without PriPrune."""
-    private: Cases = {
-        _case(federation): results.less(results.with_defense(federation, "none"), federation)
-        for federation in results.select(defense="priprune")
-    }
-    findings = [judge("PriPrune reduces NMI on every base pruning", private, "every", unit="")]
+    findings = judge_claims(
+        "priprune", "table2", private=_compare_defended(results, lambda defended, bare: results.less(bare, defended))
+    )
     for data, base in (("femnist", "prunefl"), ("cifar10", "feddst")):
-        share = printed("priprune", "saved", data, base)
+        share = find_printed("priprune", "saved", data, base)
         for federation in results.select(defense="priprune", base=base):
             if results.stands.get((federation.model, federation.data)) == data:
-                saved = results.saved(results.with_defense(federation, "none"), federation)
+                saved = results.saving(results.other(federation, defense="none"), federation)
                 claim = f"PriPrune takes {100 * share:g} % of NMI away from {base}, {data}: at least half of that"
                 findings.append(judge(claim, {federation.data: saved}, "every", share / 2))
     return lines(results, lambda federation: _printed(results, federation)), findings
@@ -55,12 +52,8 @@ def table2(results: PripruneResults) -> Tabulated:
 def fig9(results: PripruneResults) -> Tabulated:
     """Return Fig. 9: Table 2 with the accuracies, on the trade-off plane of the page."""
     table, findings = table2(results)
-    kept: Cases = {
-        _case(federation): results.gain(federation, results.with_defense(federation, "none"))
-        for federation in results.select(defense="priprune")
-    }
-    claim = f"PriPrune preserves accuracy (at most {100 * LITTLE:g} points less)"
-    return table, [judge(claim, kept, "every", -LITTLE), *findings]
+    kept = judge_claims("priprune", "table2", kept=_compare_defended(results, results.gain))
+    return table, [*kept, *findings]
 
 
 def tablea1(results: PripruneResults) -> Tabulated:
@@ -77,46 +70,44 @@ def tablea1(results: PripruneResults) -> Tabulated:
             case = f"{accuracy:g}, {sharing:g}: {privacy:g} to {after[1]:g}"
             cases[case] = results.less(federation, by_lambdas[after])
     paper = {by_lambdas[key]: value for key, value in _table_a1(by_lambdas).items()}
-    claim = "a higher lambda_pri lowers NMI, in most steps"
-    return lines(results, lambda federation: paper.get(federation, "")), [judge(claim, cases, unit="")]
+    findings = judge_claims("priprune", "tablea1", lower=cases)
+    return lines(results, lambda federation: paper.get(federation, "")), findings
 
 
 def fig6(results: PripruneResults) -> Tabulated:
     """Return Fig. 6: three ways to choose the withheld entries, each as real pruning and as pseudo-pruning."""
-    by_defense = {name_of(federation.defense): federation for federation in results.cells}
+    by_defense = {name_of(federation.defense): federation for federation in results.keys}
     largest, pseudo = by_defense.get("largest"), by_defense.get("pseudo-largest")
-    kept = {name: results.gain(by_defense.get(f"pseudo-{name}"), by_defense.get(name)) for name in REAL}
-    private = {name: results.less(by_defense.get(name), largest) for name in ("random", "mix")}
-    costly = {name: results.gain(by_defense.get(name), largest) for name in ("random", "mix")}
     others = [name for name in by_defense if name not in ("none", "pseudo-largest")]
-    best = {name: results.less(by_defense[name], pseudo) for name in others}
-    claim = f"Largest (Pseudo) is the most private of all (to {LITTLE:g} of NMI)"
-    return lines(results), [
-        judge("pseudo-pruning is more accurate than real pruning", kept),
-        judge("of the real ones Largest is the most private", private, "every", unit=""),
-        judge("of the real ones Largest is the least accurate", costly, "every"),
-        judge(claim, best, "every", -LITTLE, unit=""),
-    ]
+    return lines(results), judge_claims(
+        "priprune",
+        "fig6",
+        pseudo={name: results.gain(by_defense.get(f"pseudo-{name}"), by_defense.get(name)) for name in REAL},
+        private={name: results.less(by_defense.get(name), largest) for name in ("random", "mix")},
+        costly={name: results.gain(by_defense.get(name), largest) for name in ("random", "mix")},
+        best={name: results.less(by_defense[name], pseudo) for name in others},
+    )
 
 
 def fig8(results: PripruneResults) -> Tabulated:
     """Return Fig. 8: fixed defense rates and PriPrune on PruneFL, over the rounds."""
     bare, learnt = results.one(defense="none"), results.one(defense="priprune")
     fixed = sorted(results.select(defense="pseudo-largest"), key=_rate)
-    least = {f"{_rate(federation):g}": results.gain(bare, federation) for federation in fixed}
-    as_accurate = f"PriPrune is as accurate as PruneFL alone (at most {100 * LITTLE:g} points less)"
-    comparable = f"PriPrune's NMI is comparable to the highest fixed rate's (at most {LITTLE:g} more)"
+    accuracy = judge_claims(
+        "priprune",
+        "fig8",
+        accurate={"accuracy": results.gain(learnt, bare)},
+        costly=_steps_up(fixed, results.gain),
+        unreached={f"{_rate(federation):g}": results.gain(bare, federation) for federation in fixed},
+        private={"NMI": results.less(bare, learnt)},
+    )
     most = {"NMI": results.less(fixed[-1] if fixed else None, learnt)}
     return lines(results), [
-        judge(as_accurate, {"accuracy": results.gain(learnt, bare)}, "every", -LITTLE),
-        judge("a higher fixed rate costs accuracy, in most steps", _falls(fixed, results.gain)),
-        judge("no fixed rate reaches PruneFL's accuracy", least, "every"),
-        judge("PriPrune's NMI is lower than PruneFL's", {"NMI": results.less(bare, learnt)}, "every", unit=""),
-        _in_every_round(results, bare, learnt),
-        judge(comparable, most, "every", -LITTLE, unit=""),
-        judge("a higher fixed rate hides more, in most steps", _falls(fixed, results.less), unit=""),
-        _best_balance(results, learnt, fixed),
-        _adapts(results, learnt),
+        *accuracy,
+        _judge_rounds(results, bare, learnt),
+        *judge_claims("priprune", "fig8", comparable=most, hides=_steps_up(fixed, results.less)),
+        _judge_balance(results, learnt, fixed),
+        _judge_adaptation(results, learnt),
     ]
 
 
@@ -129,43 +120,37 @@ def figa4(results: PripruneResults) -> Tabulated:
     accurate: Cases = {_share(federation): results.gain(first, federation) for federation in federations[1:]}
     private: Cases = {_share(federation): results.less(federation, last) for federation in federations[:-1]}
     hard: Cases = {_share(federation): results.less(last, federation, LOSS) for federation in federations[:-1]}
-    return lines(results), [
-        judge("0 % largest with 30 % random is the most accurate", accurate, "every"),
-        judge("30 % largest with 0 % random is the most private", private, "every", unit=""),
-        judge("30 % largest with 0 % random leaves the attack the highest loss", hard, "every", unit=""),
-    ]
+    return lines(results), judge_claims("priprune", "figa4", accurate=accurate, private=private, hard=hard)
 
 
 def figa5(results: PripruneResults) -> Tabulated:
     """Return Fig. A5: largest at rising rates."""
     federations = [*results.select(defense="none"), *sorted(results.select(defense="largest"), key=_rate)]
-    easier = _falls(federations, lambda low, high: results.less(high, low, LOSS))
-    more = "the more of the largest are pruned the"
-    return lines(results), [
-        judge(f"{more} lower NMI is, in most steps", _falls(federations, results.less), unit=""),
-        judge(f"{more} higher the attack's loss is, in most steps", easier, unit=""),
-        judge(f"{more} lower the accuracy is, in most steps", _falls(federations, results.gain)),
-    ]
+    return lines(results), judge_claims(
+        "priprune",
+        "figa5",
+        private=_steps_up(federations, results.less),
+        hard=_steps_up(federations, lambda low, high: results.less(high, low, LOSS)),
+        costly=_steps_up(federations, results.gain),
+    )
 
 
 def alpha(results: PripruneResults) -> Tabulated:
     """Return the effect of alpha's start, its step and the temperature: the paper states none of them."""
     federations = list(results.select(defense="priprune"))
     rates = {federation: mean(results.last(federation, WITHHELD)) for federation in federations}
-    findings = []
+    findings: list[Finding] = []
     for name, (title, usual) in OPEN.items():
         by_value = {_setting(x, name, usual): rate for x, rate in rates.items() if _no_other_set(x, name)}
         values = [rate.value for rate in by_value.values() if rate is not None]
         spread = max(values, default=0.0) - min(values, default=0.0)
         case = Estimate(spread, spread, spread) if len(values) > 1 else None  # one value has no spread
         tried = f"{title} ({', '.join(f'{value:g}' for value in sorted(by_value))})"
-        claim = f"ours: {tried} moves the rate in the end by more than 10 points"
-        findings.append(judge(claim, {"rate": case}, bound=0.1))
+        findings += judge_claims("priprune", "alpha", {"setting": tried}, moves={"rate": case})
     bare = results.one(defense="none")
     cases: Cases = {federation.defense: results.less(bare, federation) for federation in federations}
     started = ", ".join(map(str, sorted({_setting(federation, "alpha", 0.5) for federation in federations})))
-    claim = f"PriPrune hides more than PruneFL alone, whatever they are (alpha_0 {started})"
-    return lines(results), [*findings, judge(claim, cases, "every", unit="")]
+    return lines(results), [*findings, *judge_claims("priprune", "alpha", {"started": started}, private=cases)]
 
 
 def defenses(results: PripruneResults) -> Tabulated:
@@ -177,22 +162,28 @@ def defenses(results: PripruneResults) -> Tabulated:
     cases: Cases = {x.defense: paired_difference(strongest[x], strongest[learnt]) for x in others}
     paid: Cases = {federation.defense: results.gain(learnt, federation) for federation in others}
     return lines(results), [
-        judge("ours: PriPrune hides more than every other defense", cases, "every", unit=""),
-        judge("ours: PriPrune is more accurate than every other defense", paid, "every"),
-        _best_balance(results, learnt, [federation for federation in alone if federation != learnt]),
-        *_aggregated(results, learnt),
+        *judge_claims("priprune", "defenses", private=cases, accurate=paid),
+        _judge_balance(results, learnt, [federation for federation in alone if federation != learnt]),
+        *_judge_sums(results, learnt),
     ]
 
 
-def _case(federation: PripruneFederation) -> str:
-    """Return the name of a federation among the cases of a claim."""
-    return f"{federation.base}, {federation.model} on {federation.data}"
+def _compare_defended(results: PripruneResults, compare: Compare) -> Cases:
+    """Return the comparison of each federation under PriPrune with the same one without a defense."""
+    return {
+        f"{federation.base}, {federation.model} on {federation.data}": compare(
+            federation, results.other(federation, defense="none")
+        )
+        for federation in results.select(defense="priprune")
+    }
 
 
 def _printed(results: PripruneResults, federation: PripruneFederation) -> str:
     """Return the cell of Table 2, with the paper's network if that is another one."""
     data = results.stands.get((federation.model, federation.data), "")
-    pair = printed("priprune", "table_2", data, federation.base, "none" if federation.defense == "none" else "priprune")
+    pair = find_printed(
+        "priprune", "table_2", data, federation.base, "none" if federation.defense == "none" else "priprune"
+    )
     if pair is None:
         return ""
     value, spread = pair
@@ -206,7 +197,7 @@ def _table_a1(by_lambdas: Iterable[tuple[float, ...]]) -> dict[tuple[float, ...]
     ranks = sorted({key[2] for key in keys}, reverse=True)
     chosen = names if len(ranks) == len(names) else (names[0], names[-1])[: len(ranks)]
     sharing = dict(zip(ranks, chosen, strict=False))
-    cells = {key: printed("priprune", "table_a1", key[0], key[1], sharing.get(key[2], 0.0)) for key in keys}
+    cells = {key: find_printed("priprune", "table_a1", key[0], key[1], sharing.get(key[2], 0.0)) for key in keys}
     return {key: f"{value:.3f}" for key, value in cells.items() if value is not None}
 
 
@@ -216,7 +207,7 @@ def _setting(federation: PripruneFederation, name: str, usual: float) -> float:
     return float(pairs.get(name, usual))
 
 
-def _in_every_round(
+def _judge_rounds(
     results: PripruneResults, bare: PripruneFederation | None, learnt: PripruneFederation | None
 ) -> Finding:
     """Judge if the defended update leaks less in all attacked rounds."""
@@ -229,7 +220,7 @@ def _in_every_round(
     return Finding(claim, count, verdict(sum(lower), len(lower) - sum(lower), len(lower), "every"))
 
 
-def _best_balance(
+def _judge_balance(
     results: PripruneResults, learnt: PripruneFederation | None, others: Iterable[PripruneFederation]
 ) -> Finding:
     """Judge that no other is both as accurate and as private, by the means."""
@@ -250,7 +241,7 @@ def _worth(results: PripruneResults, federation: PripruneFederation) -> tuple[fl
     return (accuracy.value if accuracy else -math.inf, -leak.value if leak else -math.inf)
 
 
-def _adapts(results: PripruneResults, learnt: PripruneFederation | None) -> Finding:
+def _judge_adaptation(results: PripruneResults, learnt: PripruneFederation | None) -> Finding:
     """Judge Fig. 8d: the rate changes over the rounds."""
     claim = "PriPrune's defense rate adapts: it changes over the rounds by more than 1 point"
     course = {} if learnt is None else results.course(learnt, WITHHELD)
@@ -262,7 +253,7 @@ def _adapts(results: PripruneResults, learnt: PripruneFederation | None) -> Find
     return Finding(claim, f"{measured}{100 * max(values):.1f}%", judge(claim, {"": case}, bound=0.01).verdict)
 
 
-def _falls(federations: Sequence[PripruneFederation], compare: Compare) -> Cases:
+def _steps_up(federations: Sequence[PripruneFederation], compare: Compare) -> Cases:
     """Return the comparison of each federation with the next, which has the next higher rate."""
     return {f"{_rate(low):g} to {_rate(high):g}": compare(low, high) for low, high in pairwise(federations)}
 
@@ -282,7 +273,7 @@ def _no_other_set(federation: PripruneFederation, name: str) -> bool:
     return not others & {pair.partition("=")[0] for pair in federation.defense.split(":")[1:]}
 
 
-def _aggregated(results: PripruneResults, learnt: PripruneFederation | None) -> list[Finding]:
+def _judge_sums(results: PripruneResults, learnt: PripruneFederation | None) -> list[Finding]:
     """Judge how much secure aggregation hides, alone and with each defense, of all clients' pictures by round."""
     sums = list(results.select(view="sum"))
     less: Cases = {
@@ -290,11 +281,7 @@ def _aggregated(results: PripruneResults, learnt: PripruneFederation | None) -> 
     }
     bare = results.one(defense="none", view="sum")
     enough = {"NMI": _in_rounds(results, learnt, bare)}
-    claim = f"ours: the sum of clients without a defense hides as much as PriPrune alone (to {LITTLE:g} of NMI)"
-    return [
-        judge("ours: a server that sees only the sum of a round's clients finds less of each", less, "every", unit=""),
-        judge(claim, enough, "every", -LITTLE, unit=""),
-    ]
+    return judge_claims("priprune", "defenses", sums=less, enough=enough)
 
 
 def _in_rounds(

@@ -100,14 +100,10 @@ class PripruneResults(Results[PripruneFederation]):
         """Return the last accuracy of one less that of the other."""
         return combine(sub, self.last(one, ACCURACY), self.last(other, ACCURACY))
 
-    def saved(self, one: PripruneFederation | None, other: PripruneFederation | None) -> Estimate | None:
+    def saving(self, one: PripruneFederation | None, other: PripruneFederation | None) -> Estimate | None:
         """Return the share of one's NMI by which the other's is lower."""
         measures = self.over(one, NMI, SGI), self.over(other, NMI, SGI)
         return combine(lambda before, after: 1 - after / before if before else 0.0, *measures)
-
-    def with_defense(self, federation: PripruneFederation, name: str) -> PripruneFederation | None:
-        """Return the same federation with another defense."""
-        return self.one(**federation._replace(defense=name)._asdict())
 
 
 def paired_difference(one: Course, other: Course) -> Estimate | None:

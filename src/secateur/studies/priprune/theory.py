@@ -20,15 +20,14 @@ from secateur.evaluation.theory_curves import RATE, ROUNDS, SIZE, THEORY, Axis, 
 from secateur.federated.build import build_spec, network_of
 from secateur.federated.checkpoint import depends_of
 from secateur.federated.federation import Federation
-from secateur.metrics.membership import Estimate
 from secateur.progress import progress
 from secateur.runs.artifacts import Result
 from secateur.runs.folder import Run
 from secateur.runs.rows import Row
-from secateur.studies.claims import Finding, judge
+from secateur.studies.claims import Finding, judge, negate
 from secateur.studies.priprune.results import PripruneResults
 from secateur.studies.priprune.scale import BASE_RATE, CIFAR10, FEMNIST, Federations, PripruneScale
-from secateur.studies.table import Cells, TableLine, Tabulated, printed
+from secateur.studies.table import Cells, TableLine, Tabulated, find_printed
 from secateur.theory.mutual_information import Forms, gradient_spectrum, over_rounds, single_round, single_round_prunefl
 
 STANDS_FOR = {"femnist": FEMNIST, "qmnist": FEMNIST, "mnist": FEMNIST, "cifar10": CIFAR10}
@@ -97,7 +96,7 @@ def _paper(curve: LeakageCurve, x: float) -> str:
     if curve.axis is not RATE or x != BASE_RATE:
         return ""
     data = STANDS_FOR.get(curve.labels["data"], "")
-    numbers = printed("priprune", "table_2", data, curve.labels["base"], "none")
+    numbers = find_printed("priprune", "table_2", data, curve.labels["base"], "none")
     return f"NMI {numbers[0]:g} after 20 000 rounds" if numbers else ""
 
 
@@ -108,22 +107,18 @@ def _findings(axis: Axis, drawn: Sequence[LeakageCurve]) -> Iterator[Finding]:
     forms = {f"{form}_{theory}": form for form in ("printed", "corrected")}
     forms |= {} if axis is ROUNDS else {"corrected_gradient": "corrected, without the mask"}
 
-    def correlated(claim: str, first: str, second: str, sign: int = 1) -> Finding:
-        cases = {curve.title: _turned(curve.correlate(first, second), sign) for curve in drawn}
+    def correlate(claim: str, first: str, second: str, sign: int = 1) -> Finding:
+        rs = {curve.title: curve.correlate(first, second) for curve in drawn}
+        cases = rs if sign > 0 else {name: r and negate(r) for name, r in rs.items()}
         return judge(f"{claim} {RANKS}", cases, unit="")
 
-    yield correlated(f"leakage {change} with the {axis.title}: NMI, 256 levels", "x", "nmi_256", sign)
-    yield correlated(f"leakage {change} with the {axis.title}: beyond chance, AMI", "x", "ami_256", sign)
+    yield correlate(f"leakage {change} with the {axis.title}: NMI, 256 levels", "x", "nmi_256", sign)
+    yield correlate(f"leakage {change} with the {axis.title}: beyond chance, AMI", "x", "ami_256", sign)
     for metric, form in forms.items():
-        yield correlated(f"theory, {form}, {change} with the {axis.title}", "x", metric, sign)
+        yield correlate(f"theory, {form}, {change} with the {axis.title}", "x", metric, sign)
     for metric, form in forms.items():
-        yield correlated(f"theory, {form}, goes with measured NMI along the {axis.title}", metric, "nmi_256")
-    yield correlated(f"NMI and PSNR agree along the {axis.title}", "nmi_256", "psnr")
-
-
-def _turned(r: Estimate | None, sign: int) -> Estimate | None:
-    """Return a correlation, negated if the sign is negative."""
-    return r if r is None or sign > 0 else Estimate(-r.value, -r.high, -r.low, r.note)
+        yield correlate(f"theory, {form}, goes with measured NMI along the {axis.title}", metric, "nmi_256")
+    yield correlate(f"NMI and PSNR agree along the {axis.title}", "nmi_256", "psnr")
 
 
 def bound(

@@ -14,9 +14,16 @@ from typing import Any
 from secateur.catalogue import methods
 from secateur.errors import WrongInput
 from secateur.studies.results import AuditResults
-from secateur.studies.samia.attacks import compared, gaps, risk_by_accuracy, risk_by_sparsity, unknown, unknown_sparsity
+from secateur.studies.samia.attacks import (
+    compare_attacks,
+    gaps,
+    risk_by_accuracy,
+    risk_by_sparsity,
+    vary_pruning,
+    vary_sparsity,
+)
 from secateur.studies.samia.behaviour import by_class, by_class_defended, histograms, histograms_defended, utility
-from secateur.studies.samia.defenses import adaptive, non_adaptive
+from secateur.studies.samia.defenses import face_adaptive, face_plain
 from secateur.studies.study import Request, StudyPlan, read_scales, register, scale_of
 from secateur.studies.table import Tabulated
 
@@ -134,16 +141,16 @@ STUDIES = {
     "samia-fig7": AuditStudy(risk_by_accuracy),
     "samia-fig8": AuditStudy(risk_by_sparsity),
     "samia-fig9": AuditStudy(gaps),
-    "samia-fig10": AuditStudy(compared, attack=MAIN),
-    "samia-fig11": AuditStudy(compared, DENSE, ONE, attack=MAIN),
-    "samia-fig12": AuditStudy(unknown_sparsity, attack=("samia",), protocol="unknown-sparsity"),
-    "samia-fig13": AuditStudy(unknown_sparsity, DENSE, ONE, attack=("samia",), protocol="unknown-sparsity"),
+    "samia-fig10": AuditStudy(compare_attacks, attack=MAIN),
+    "samia-fig11": AuditStudy(compare_attacks, DENSE, ONE, attack=MAIN),
+    "samia-fig12": AuditStudy(vary_sparsity, attack=("samia",), protocol="unknown-sparsity"),
+    "samia-fig13": AuditStudy(vary_sparsity, DENSE, ONE, attack=("samia",), protocol="unknown-sparsity"),
     "samia-fig14": AuditStudy(histograms_defended, DENSE, ONE, 0.7, ("conf",), PPB, shadows=1),
     "samia-fig15": AuditStudy(by_class_defended, DENSE, ONE, 0.7, ("conf",), PPB, shadows=1),
-    "samia-fig16": AuditStudy(non_adaptive, sparsity=0.6, defense=DEFENSES),
-    "samia-fig17": AuditStudy(non_adaptive, DENSE, ONE, 0.6, defense=DEFENSES),
-    "samia-fig18": AuditStudy(adaptive, sparsity=0.6, defense=DEFENSES, adaptive=True),
-    "samia-fig19": AuditStudy(adaptive, DENSE, ONE, 0.6, defense=DEFENSES, adaptive=True),
-    "samia-table1": AuditStudy(unknown, attack=("samia",), protocol="unknown"),
+    "samia-fig16": AuditStudy(face_plain, sparsity=0.6, defense=DEFENSES),
+    "samia-fig17": AuditStudy(face_plain, DENSE, ONE, 0.6, defense=DEFENSES),
+    "samia-fig18": AuditStudy(face_adaptive, sparsity=0.6, defense=DEFENSES, adaptive=True),
+    "samia-fig19": AuditStudy(face_adaptive, DENSE, ONE, 0.6, defense=DEFENSES, adaptive=True),
+    "samia-table1": AuditStudy(vary_pruning, attack=("samia",), protocol="unknown"),
 }
 register("samia_ppb", "samia", STUDIES)

@@ -10,10 +10,10 @@ from operator import sub
 
 from secateur.metrics.estimates import Measure, combine, correlation, mean, mean_of
 from secateur.metrics.membership import Estimate
-from secateur.studies.claims import Cases, Finding, equals, judge
+from secateur.studies.claims import Cases, Finding, equals, judge, judge_claims
 from secateur.studies.results import AuditResults, VictimKey
 from secateur.studies.samia.behaviour import CLOSE
-from secateur.studies.table import Cells, TableLine, Tabulated, printed
+from secateur.studies.table import Cells, TableLine, Tabulated, find_printed
 
 ATTACKS = ("samia", "conf")
 PAIRINGS = (  # the attack on the pruned model and on the original, and the measure
@@ -24,7 +24,6 @@ PAIRINGS = (  # the attack on the pruned model and on the original, and the meas
     ("Conf on both, AUC", "conf", "conf", "auc"),
 )
 GAPS = ("confidence_gap", "sensitivity_gap_size", "generalisation_gap")
-STRONG = 0.5  # a correlation that the paper may call strong
 LITTLE = 0.05  # of the attack accuracy: a loss that the paper may call not too much
 
 
@@ -35,14 +34,12 @@ def risk_by_accuracy(results: AuditResults) -> Tabulated:
     worse = [model for model, change in drop.items() if change is not None and change.value > 0]
     lines = sorted(_risk_lines(results), key=lambda line: -line.cells["test_accuracy"].value)  # type: ignore[union-attr]
     similar = f"at a prediction accuracy within {100 * CLOSE:g} points of the original's, most pruned models leak more"
-    findings = _paired(results, similar, near)
-    findings += _paired(results, "most models that predict worse than the original still leak more", worse)
+    findings = _judge_pairings(results, similar, near)
+    findings += _judge_pairings(results, "most models that predict worse than the original still leak more", worse)
     leaky, other = ("l1-unstructured", "slimming"), ("l1-structured", "l2-structured")
-    claim = "L1 unstructured and slimming leak more than L1 and L2 structured at similar accuracy"
-    findings.append(judge(f"{claim} (SAMIA)", _against(results, leaky, other)))
-    claim = "L1 structured leaks least of the four at similar accuracy"
-    findings.append(judge(f"{claim} (SAMIA)", _against(results, (*leaky, "l2-structured"), ("l1-structured",))))
-    return lines, findings
+    unlike = _compare_pruners(results, leaky, other)
+    least = _compare_pruners(results, (*leaky, "l2-structured"), ("l1-structured",))
+    return lines, [*findings, *judge_claims("samia", "risk", unlike=unlike, least=least)]
 
 
 def risk_by_sparsity(results: AuditResults) -> Tabulated:
@@ -50,7 +47,7 @@ def risk_by_sparsity(results: AuditResults) -> Tabulated:
     least = min((model.sparsity for model in results.pruned), default=0.0)
     low = [model for model in results.pruned if model.sparsity == least]
     claim = f"at a low sparsity ({least:g}) pruning always raises the risk"
-    return _risk_lines(results), _paired(results, claim, low, every=True)
+    return _risk_lines(results), _judge_pairings(results, claim, low, every=True)
 
 
 def gaps(results: AuditResults) -> Tabulated:
@@ -63,17 +60,17 @@ def gaps(results: AuditResults) -> Tabulated:
     findings = []
     for name in GAPS:
         rises = {m.title: results.less(m, m.source, name) for m in results.pruned}
-        findings.append(judge(f"pruning increases the {_words(name)} in most settings", rises, unit=""))
+        findings += judge_claims("samia", "gaps", {"gap": _words(name)}, rises=rises)
     for name in GAPS:
         for measure in ("attack_accuracy", "auc"):
             points = [(line.cells[name], line.cells[f"samia {measure}"]) for line in lines]
             known = [(x.value, y.value) for x, y in points if isinstance(x, Estimate) and isinstance(y, Estimate)]
-            claim = f"the {_words(name)} and SAMIA's {_words(measure)} are strongly correlated (r above {STRONG:g})"
-            findings.append(judge(claim, {"r": correlation(known)}, bound=STRONG, unit=""))
+            words = {"gap": _words(name), "measure": _words(measure)}
+            findings += judge_claims("samia", "gaps", words, correlates={"r": correlation(known)})
     return lines, findings
 
 
-def compared(results: AuditResults) -> Tabulated:
+def compare_attacks(results: AuditResults) -> Tabulated:
     """Return Figs. 10 and 11: every attack on every pruned model, beside the same attack and Conf on the original."""
     lines = []
     for model in results.keys:
@@ -89,12 +86,12 @@ def compared(results: AuditResults) -> Tabulated:
     findings = []
     for measure in ("attack_accuracy", "auc"):
         leads = {model.title: _lead(results, model, measure) for model in results.pruned}
-        unit = "points" if measure == "attack_accuracy" else ""
-        findings.append(judge(f"SAMIA has the highest {_words(measure)} in most cases", leads, unit=unit))
-    return lines, findings + _paired(results, "pruned models leak more than the original", results.pruned)
+        words = {"measure": _words(measure), "unit": "points" if measure == "attack_accuracy" else ""}
+        findings += judge_claims("samia", "attacks", words, leads=leads)
+    return lines, findings + _judge_pairings(results, "pruned models leak more than the original", results.pruned)
 
 
-def unknown_sparsity(results: AuditResults) -> Tabulated:
+def vary_sparsity(results: AuditResults) -> Tabulated:
     """Return Figs. 12 and 13: a matrix of the target's and the shadows' sparsity for every pruner."""
     lines: list[TableLine] = []
     kept: Cases = {}
@@ -108,16 +105,12 @@ def unknown_sparsity(results: AuditResults) -> Tabulated:
             for shadow in models:
                 if shadow != target:
                     case = f"{models[-1].pruner} {target.sparsity:g} by shadows {shadow.sparsity:g}"
-                    kept[case] = combine(_spared, row[target], row[shadow])
+                    kept[case] = combine(_spare, row[target], row[shadow])
                     gained[case] = combine(sub, row[shadow], row[target])
-    claim = "the attack accuracy is not affected too much by another sparsity of the shadows"
-    return lines, [
-        judge(f"{claim} (loses less than {100 * LITTLE:g} % of itself; shown is what is left of that)", kept),
-        judge("in some cases another sparsity of the shadows even raises it", gained, "some"),
-    ]
+    return lines, judge_claims("samia", "unknown_sparsity", kept=kept, gained=gained)
 
 
-def unknown(results: AuditResults) -> Tabulated:
+def vary_pruning(results: AuditResults) -> Tabulated:
     """Return Table 1: the attack accuracy lost in random experiments."""
     lines, losses, left = [], [], []
     for seed, number in sorted({(row.seed, row.extra["experiment"]) for row in results.rows if row.attack}):
@@ -129,12 +122,12 @@ def unknown(results: AuditResults) -> Tabulated:
         labels = {"experiment": f"{seed}.{number}", "target": known[0], "shadows": guessed[0]}
         cells: Cells = {"known attack_accuracy": mean(known[1]), "unknown attack_accuracy": mean(guessed[1])}
         lines.append(TableLine(labels, cells | {"loss": loss}))
-    average, paper = mean_of(losses), printed("samia", "table_1", results.rows[0].dataset, results.rows[0].model)
+    average, paper = mean_of(losses), find_printed("samia", "table_1", results.rows[0].dataset, results.rows[0].model)
     cells = {"unknown attack_accuracy": mean_of(left), "loss": average}
     labels = {"experiment": "mean", "target": "", "shadows": ""}
     lines.append(TableLine(labels, cells, "" if paper is None else f"{100 * paper:.2f}%"))
     above = {"mean accuracy above guessing": mean_of([value - 0.5 for value in left])}
-    findings = [judge("without knowing pruner and sparsity the attack is still effective", above)]
+    findings = judge_claims("samia", "unknown", effective=above)
     if paper is not None:
         findings.append(equals("the loss of attack accuracy is the paper's", average, paper))
     return lines, findings
@@ -162,7 +155,9 @@ def _pairing(results: AuditResults, model: VictimKey, after: str, before: str, m
     return combine(sub, results.of(model, metric, after), results.of(model.source, metric, before))
 
 
-def _paired(results: AuditResults, claim: str, models: Iterable[VictimKey], every: bool = False) -> list[Finding]:
+def _judge_pairings(
+    results: AuditResults, claim: str, models: Iterable[VictimKey], every: bool = False
+) -> list[Finding]:
     """Judge a claim under each pairing of attacks; only the same attack on both shows the effect of pruning."""
     models = list(models)
     return [
@@ -176,7 +171,7 @@ def _paired(results: AuditResults, claim: str, models: Iterable[VictimKey], ever
     ]
 
 
-def _against(results: AuditResults, leaky: Iterable[str], other: Iterable[str]) -> Cases:
+def _compare_pruners(results: AuditResults, leaky: Iterable[str], other: Iterable[str]) -> Cases:
     """Return SAMIA's accuracy on models of some pruners less that of others of about equal prediction accuracy."""
     cases: Cases = {}
     for one in (model for model in results.pruned if model.pruner in leaky):
@@ -201,7 +196,7 @@ def _lead(results: AuditResults, model: VictimKey, measure: str) -> Estimate | N
 def _authors(results: AuditResults, model: VictimKey, attack: str) -> str:
     """Return the numbers of the authors' code in the same setting, of one seed, if known."""
     setting = (results.rows[0].dataset, model.pruner, model.sparsity, model.defense, attack)
-    known = {metric: printed("samia", "authors_code", *setting, metric) for metric in ("attack_accuracy", "auc")}
+    known = {metric: find_printed("samia", "authors_code", *setting, metric) for metric in ("attack_accuracy", "auc")}
     numbers = [f"{attack} {value:.3f} ({_words(metric)})" for metric, value in known.items() if value is not None]
     return f"authors' code: {', '.join(numbers)}" if numbers else ""
 
@@ -219,7 +214,7 @@ def _by_shadows(results: AuditResults, target: VictimKey, shadow: VictimKey) -> 
     return results.of(target, "attack_accuracy", "samia", **guess)
 
 
-def _spared(known: float, unknown: float) -> float:
+def _spare(known: float, unknown: float) -> float:
     """Return how far the loss is below `LITTLE`."""
     return LITTLE - _loss(known, unknown)
 

@@ -6,11 +6,10 @@ from collections.abc import Iterable, Sequence
 
 from secateur.metrics.estimates import mean_of
 from secateur.metrics.membership import Estimate
-from secateur.studies.claims import judge
+from secateur.studies.claims import judge_claims
 from secateur.studies.results import AuditResults, VictimKey
 from secateur.studies.table import Cells, TableLine, Tabulated, sparkline
 
-QUANTITIES = ("confidence", "sensitivity")
 GAPS = {"confidence": "confidence_gap", "sensitivity": "sensitivity_gap_size"}  # the sign of the latter has no meaning
 UNITS = {"confidence": "points", "sensitivity": ""}
 CLOSE = 0.02  # of accuracy: for "close", "comparable" or "similar", where the paper gives no number
@@ -18,54 +17,43 @@ CLOSE = 0.02  # of accuracy: for "close", "comparable" or "similar", where the p
 
 def histograms(results: AuditResults) -> Tabulated:
     """Return Fig. 1: the means of members and non-members, their gaps and histograms."""
-    findings = [
-        judge(
-            f"pruning makes the {name} gap between members and non-members larger",
-            {model.title: _gap_change(results, name, model, model.source) for model in results.pruned},
-            unit=UNITS[name],
-        )
-        for name in QUANTITIES
-    ]
+    findings = []
+    for name, gap in GAPS.items():
+        larger = {model.title: results.less(model, model.source, gap) for model in results.pruned}
+        findings += judge_claims("samia", "histograms", _words(name), larger=larger)
     return _histogram_lines(results), findings
 
 
 def histograms_defended(results: AuditResults) -> Tabulated:
     """Return Fig. 14: Fig. 1 with PPB; Basic is Fig. 1's pruned model."""
     findings = []
-    for name in QUANTITIES:
-        changes = {model.title: _gap_change(results, name, basic, model) for basic, model in _defended(results)}
-        claim = f"PPB makes the {name} gap smaller than Basic's (Fig. 14 against Fig. 1)"
-        findings.append(judge(claim, changes, unit=UNITS[name]))
+    for name, gap in GAPS.items():
+        smaller = {model.title: results.less(basic, model, gap) for basic, model in _pair_with_basic(results)}
+        findings += judge_claims("samia", "histograms", _words(name), smaller=smaller)
     return _histogram_lines(results), findings
 
 
 def by_class(results: AuditResults) -> Tabulated:
     """Return Fig. 4: the means of members and non-members by class."""
     findings = []
-    for name in QUANTITIES:
+    for name in GAPS:
         classes = {model: _divergences(results, name, model) for model in results.keys}
         larger = {model.title: _class_change(classes[model], classes[model.source]) for model in results.pruned}
-        claim = f"the divergence of {name} by class is increased after pruning"
-        findings.append(judge(claim, larger, unit=UNITS[name]))
-        claim = f"the divergence of {name} differs among classes (needs three seeds: the first picks two classes)"
         spreads = {model.title: _spread(classes[model]) for model in results.pruned}
-        findings.append(judge(claim, spreads, unit=UNITS[name]))
+        findings += judge_claims("samia", "classes", _words(name), larger=larger, differs=spreads)
     return _class_lines(results), findings
 
 
 def by_class_defended(results: AuditResults) -> Tabulated:
     """Return Fig. 15: the means of members and non-members by class, with PPB."""
     findings = []
-    for name in QUANTITIES:
+    for name in GAPS:
         smaller, nearer = {}, {}
-        for basic, ppb in _defended(results):
+        for basic, ppb in _pair_with_basic(results):
             original, before, after = (_divergences(results, name, model) for model in (ppb.source, basic, ppb))
             smaller[ppb.title] = _class_change(before, after)
-            nearer[ppb.title] = _class_change(_apart(before, original), _apart(after, original))
-        claim = f"PPB decreases the divergence of {name} by class (Fig. 15 against Fig. 4)"
-        findings.append(judge(claim, smaller, unit=UNITS[name]))
-        claim = f"with PPB the divergence of {name} is close to the original's: nearer to it than Basic's"
-        findings.append(judge(claim, nearer, unit=UNITS[name]))
+            nearer[ppb.title] = _class_change(_distances(before, original), _distances(after, original))
+        findings += judge_claims("samia", "classes", _words(name), smaller=smaller, nearer=nearer)
     return _class_lines(results), findings
 
 
@@ -86,13 +74,7 @@ def utility(results: AuditResults) -> Tabulated:
         for other in results.pruned
         if model.pruner == "l1-unstructured" != other.pruner and model.sparsity == other.sparsity
     }
-    claim = "at a sparsity that is not high, pruned models are close to the original"
-    return lines, [
-        judge(f"{claim} (at most {100 * CLOSE:g} points less)", low, bound=-CLOSE),
-        judge("accuracy falls as the sparsity rises", falls),
-        judge("sometimes a pruned model is more accurate than the original", changes, "some"),
-        judge("unstructured pruning is usually more accurate than structured", loose),
-    ]
+    return lines, judge_claims("samia", "utility", close=low, falls=falls, better=changes, loose=loose)
 
 
 def _ends(models: Sequence[VictimKey]) -> list[tuple[VictimKey, VictimKey]]:
@@ -104,20 +86,21 @@ def _ends(models: Sequence[VictimKey]) -> list[tuple[VictimKey, VictimKey]]:
     return [(group[0], group[-1]) for group in by_sparsity]
 
 
-def _defended(results: AuditResults) -> list[tuple[VictimKey, VictimKey]]:
+def _pair_with_basic(results: AuditResults) -> list[tuple[VictimKey, VictimKey]]:
     """Return pairs of the Basic model and the defended model, for each defended model."""
     return [(model._replace(defense="basic"), model) for model in results.pruned if model.defense != "basic"]
 
 
-def _gap_change(results: AuditResults, name: str, larger: VictimKey, smaller: VictimKey) -> Estimate | None:
-    return results.less(larger, smaller, GAPS[name])
+def _words(quantity: str) -> dict[str, str]:
+    """Return the words of a claim about confidence or sensitivity."""
+    return {"name": quantity, "unit": UNITS[quantity]}
 
 
 def _histogram_lines(results: AuditResults) -> list[TableLine]:
     lines = []
     for model in results.keys:
-        for name in QUANTITIES:
-            drawn = results.drawn(model, "histogram", name)
+        for name in GAPS:
+            drawn = results.figures_of(model, "histogram", name)
             cells: Cells = {
                 side: mean_of([figure[field] for figure in drawn.values()])
                 for side, field in (("members' mean", "member_mean"), ("non-members' mean", "nonmember_mean"))
@@ -131,8 +114,8 @@ def _histogram_lines(results: AuditResults) -> list[TableLine]:
 
 def _class_lines(results: AuditResults) -> list[TableLine]:
     lines = []
-    for name in QUANTITIES:
-        drawn = {model: results.drawn(model, "classes", name) for model in results.keys}
+    for name in GAPS:
+        drawn = {model: results.figures_of(model, "classes", name) for model in results.keys}
         classes = len(next(iter(drawn[results.keys[0]].values()))["members"])
         for label in range(classes):
             cells: Cells = {}
@@ -161,11 +144,11 @@ def _divergences(results: AuditResults, name: str, model: VictimKey) -> Divergen
             None if inside is None or outside is None else size(inside - outside)
             for inside, outside in zip(figure["members"], figure["nonmembers"], strict=True)
         ]
-        for seed, figure in results.drawn(model, "classes", name).items()
+        for seed, figure in results.figures_of(model, "classes", name).items()
     }
 
 
-def _apart(first: Divergences, second: Divergences) -> Divergences:
+def _distances(first: Divergences, second: Divergences) -> Divergences:
     """Return the distance between two divergences, by seed and class."""
     return {
         seed: [None if a is None or b is None else abs(a - b) for a, b in zip(first[seed], second[seed], strict=True)]

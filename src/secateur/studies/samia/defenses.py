@@ -12,7 +12,7 @@ from collections.abc import Iterable
 from secateur.catalogue import name_of
 from secateur.metrics.estimates import combine
 from secateur.metrics.membership import Estimate
-from secateur.studies.claims import Cases, judge
+from secateur.studies.claims import Cases, judge_claims
 from secateur.studies.results import AuditResults, VictimKey
 from secateur.studies.table import Cells, TableLine, Tabulated
 
@@ -20,66 +20,36 @@ USEFUL = 0.75  # of Basic's prediction accuracy
 TOO_INACCURATE, TOO_LEAKY = "below 75 % of Basic's accuracy", "above Basic's attack accuracy"
 GUESSING = 0.5
 AROUND = 0.03  # "around 50 %": at most this much above
-LITTLE = 0.05  # an acceptable loss of prediction accuracy
 ATTACK = ("attack_accuracy", "samia")
 LOOSE, STRICT = ("l1-unstructured", "slimming"), ("l1-structured", "l2-structured")
 
 
-def non_adaptive(results: AuditResults) -> Tabulated:
+def face_plain(results: AuditResults) -> Tabulated:
     """Return Figs. 16 and 17: the attacker's shadow models are fine-tuned with Basic."""
     ppb = {pruner: _best(results, pruner, "ppb") for pruner in _pruners(results)}
-    near: Cases = {pruner: _room(results, model, "attack_accuracy") for pruner, model in ppb.items()}
-    ranked: Cases = {pruner: _room(results, model, "auc") for pruner, model in ppb.items()}
-    cost: Cases = {p: _less(results, model, _basic(results, p), "test_accuracy", None) for p, model in ppb.items()}
-    return _lines(results), [
-        judge(f"PPB brings the attack accuracy to around 50 % (at most {100 * AROUND:g} points above)", near, "every"),
-        judge(
-            f"and the ranking too: AUC at most {AROUND:g} above guessing (not the paper's measure)",
-            ranked,
-            "every",
-            unit="",
-        ),
-        judge(
-            f"at that, PPB costs little prediction accuracy (at most {100 * LITTLE:g} points)", cost, "every", -LITTLE
-        ),
-        judge(
-            "ADV lowers the attack accuracy for L1 unstructured and slimming", _protects(results, "adv", LOOSE), "every"
-        ),
-        judge("PPB brings it lower than ADV for L1 and L2 structured", _rivals(results, "adv", "ppb", STRICT), "every"),
-        judge("DP hardly balances: PPB brings the attack accuracy lower", _rivals(results, "dp-sgd", "ppb"), "every"),
-    ]
+    return _lines(results), judge_claims(
+        "samia",
+        "non_adaptive",
+        near={pruner: _room(results, model, "attack_accuracy") for pruner, model in ppb.items()},
+        ranked={pruner: _room(results, model, "auc") for pruner, model in ppb.items()},
+        cost={p: _less(results, model, _basic(results, p), "test_accuracy", None) for p, model in ppb.items()},
+        adv=_protects(results, "adv", LOOSE),
+        lower=_rivals(results, "adv", "ppb", STRICT),
+        dp=_rivals(results, "dp-sgd", "ppb"),
+    )
 
 
-def adaptive(results: AuditResults) -> Tabulated:
+def face_adaptive(results: AuditResults) -> Tabulated:
     """Return Figs. 18 and 19: the attacker's shadow models are fine-tuned with the victim's defense."""
-    claim = "PPB lowers the {} of adaptive attacks below Basic's"
-    best = [
-        judge(
-            f"PPB protects best for L1 and L2 structured: better than {name}",
-            _rivals(results, key, "ppb", STRICT),
-            "every",
-        )
-        for name, key in (("ADV", "adv"), ("DP", "dp-sgd"))
-    ]
-    two = [
-        judge(
-            f"{name} is one of the best two for L1 unstructured and slimming: better than DP",
-            _rivals(results, "dp-sgd", key, LOOSE),
-            "every",
-        )
-        for name, key in (("PPB", "ppb"), ("ADV", "adv"))
-    ]
-    return _lines(results), [
-        judge(claim.format("attack accuracy"), _protects(results, "ppb", _pruners(results)), "every"),
-        judge(
-            f"{claim.format('AUC')} (not the paper's measure)",
-            _protects(results, "ppb", _pruners(results), "auc"),
-            "every",
-            unit="",
-        ),
-        *best,
-        *two,
-    ]
+    accuracy = _protects(results, "ppb", _pruners(results))
+    findings = judge_claims(
+        "samia", "adaptive", lowers=accuracy, auc=_protects(results, "ppb", _pruners(results), "auc")
+    )
+    for rival, key in (("ADV", "adv"), ("DP", "dp-sgd")):
+        findings += judge_claims("samia", "adaptive", {"rival": rival}, best=_rivals(results, key, "ppb", STRICT))
+    for defense, key in (("PPB", "ppb"), ("ADV", "adv")):
+        findings += judge_claims("samia", "adaptive", {"defense": defense}, two=_rivals(results, "dp-sgd", key, LOOSE))
+    return _lines(results), findings
 
 
 def marks(results: AuditResults, model: VictimKey) -> list[str]:
