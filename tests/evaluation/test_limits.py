@@ -41,6 +41,16 @@ def test_the_named_end_of_the_interval_decides(estimate, decide, wanted):
     assert only.outcome is wanted
 
 
+@pytest.mark.parametrize(
+    ("measure", "estimate", "limit"),
+    [("tpr_at_fpr_0.01", (0.094, 0.02, 0.17), 0.05), ("accuracy_drop", (0.105, 0.051, 0.159), 0.02)],
+)
+def test_a_value_above_its_limit_never_passes_by_a_wide_interval(measure, estimate, limit):
+    value, low, high = estimate
+    (only,) = decided([row(metric=measure, value=value, low=low, high=high)], limit)
+    assert only.outcome is ABOVE
+
+
 def test_the_upper_end_decides_by_default_and_the_advice_is_a_number_of_rows():
     rows = [auc(0.70, 0.60, 0.80), row(metric="members", value=30, attack=None)]
     rows.append(row(metric="nonmembers", value=30, attack=None))

@@ -61,6 +61,15 @@ def test_noisy_attacks_more_do_not_turn_a_leak_into_no_leak(noisy):
         assert build_headline(rows).badge.text == "LEAKS"
 
 
+def test_a_precise_attack_beside_a_noisy_one_of_a_higher_auc_still_shows_the_leak():
+    noisy, precise = (
+        measured("auc", 0.539, 0.040, attack="blindmi"),
+        measured("auc", 0.519, 0.009, attack="correctness"),
+    )
+    for rows in ([precise], [noisy, precise], [precise, noisy]):
+        assert build_headline(rows).badge.text == "LEAKS"
+
+
 def test_many_attacks_together_keep_the_level():
     # By its own interval the first attack is above guessing, p = .014; of twenty attacks that is no surprise.
     lucky = measured("auc", 0.545, 0.04, attack="conf")
