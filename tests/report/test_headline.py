@@ -111,6 +111,12 @@ def test_the_limits_have_one_line_a_model():
     assert kept.limits == [] and kept.badge.text == "WITHIN THE LIMITS, against these attackers"
 
 
+def test_a_limit_on_the_worst_group_names_the_group():
+    rows = [*LEAK, measured("worst_group_auc", 0.8, note="group east, the worst of 4; 2 groups have fewer rows")]
+    (line,) = build_headline(rows, check(rows, Policy({"worst_group_auc": 0.6}))).limits
+    assert "AUC of the worst group 0.800 [0.780, 0.820] under lira (group east, the worst of 4), limit 0.6" in line
+
+
 @pytest.mark.parametrize(("change", "verb"), [(0.1, "raised"), (-0.1, "lowered"), (0.01, "did not measurably change")])
 def test_the_change_by_pruning_is_paired_and_keeps_its_sign_over_seeds(change, verb):
     rows = [row for seed in (0, 1, 2) for row in (*(replace(x, seed=seed) for x in LEAK),)]

@@ -68,7 +68,7 @@ def test_the_table_says_what_its_lines_differ_in(tmp_path):
         own = {"model": "m", "dataset": "d", "seed": 0, "attack": "ig", "metric": "psnr", "value": 9.0}
         rows = [Row(**own, extra=told | {"stage": "untrained", "batch_size": 2} | {key: value}) for value in values]
         table = render([Source("run", rows, [], "", {})]).split('id="recovered"')[1].split("</table>")[0]
-        assert all(f"<td>{value}</td>" in table for value in values) and f">{key.replace('_', ' ')}<" in table
+        assert all(f">{value}</td>" in table for value in values) and f">{key.replace('_', ' ')}<" in table
 
 
 def test_what_stands_under_a_picture():

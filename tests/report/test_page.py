@@ -113,7 +113,7 @@ def test_the_most_exposed_records_are_those_of_the_strongest_attack_on_pruned_mo
     ]
     assert "3.5" not in section  # scores stay in records.csv
     grouped = [figure | {"records": [records[0] | {"group": "ward 3"}]} for figure in figures]
-    assert "<td>ward 3</td>" in render([source(rows, figures=grouped)])
+    assert ">ward 3</td>" in render([source(rows, figures=grouped)])
     assert "Most exposed records" not in render([source(rows)])
     both = render([source(rows, name, figures=figures) for name in "ab"])
     titles = re.findall(r"<summary>(.*?) under samia</summary>", both)

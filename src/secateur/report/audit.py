@@ -11,7 +11,7 @@ from typing import Any
 from secateur.report import plotting, summary, table
 from secateur.report.plotting import GREY, MEMBERS, OTHERS, PALETTE, SYMBOLS, Panel, Part, View, cycle, shorten
 from secateur.report.summary import Labels, Record, SummaryLine, attack_key, join_distinct, model_key, name_model
-from secateur.report.table import COST, MODEL, Column, ReportTable, format_measure
+from secateur.report.table import COST, MODEL, Column, ReportTable, TableCell, format_measure
 from secateur.report.verdict import GUESSING
 from secateur.runs.rows import Row
 
@@ -20,6 +20,7 @@ VISIBLE = 6  # curves drawn at first: the strongest attacks
 SIDES = (("members", "members", MEMBERS), ("nonmembers", "non-members", OTHERS))
 COMMON = (*summary.MODEL, "attack", "adaptive")  # labels that every audit has; others describe the attacker
 SHOWN = ("auc", "tpr_at_fpr_0.01", "tpr_at_fpr_0.001", "balanced_accuracy")  # of an attack; all are in its rows
+MOST_GROUPS = 20  # groups that the page lists
 VARYING = ("run", "model", "dataset")  # labels that are columns only if the lines differ in them
 
 
@@ -136,16 +137,52 @@ def _list_attack_columns(attacks: Sequence[SummaryLine], more: Sequence[str]) ->
     ]
 
 
-def list_exposed(lines: Sequence[SummaryLine], figures: Iterable[Labels]) -> list[tuple[str, list[dict[str, Any]]]]:
-    """Return the members that the strongest attack on each pruned model is surest of; the first seed is shown."""
-    return _list_strongest(lines, [figure for figure in figures if figure["kind"] == "exposed"])
+def list_exposed(lines: Sequence[SummaryLine], figures: Iterable[Labels]) -> list[tuple[str, ReportTable]]:
+    """Return tables of the members that the strongest attack on each pruned model is surest of, of the first seed."""
+    models = _list_strongest(lines, [figure for figure in figures if figure["kind"] == "exposed"])
+    tables = []
+    for title, records in models:
+        groups = [Column("group", lambda record: record["group"])] if records and "group" in records[0] else []
+        columns = [
+            Column("row", lambda record: TableCell(str(record["id"]), (), record["id"], measured=True), number=True),
+            Column("label", lambda record: str(record["label"]), number=True),
+            *groups,
+            Column("FPR", lambda record: _format_share([record["fpr"]]), number=True),
+        ]
+        tables.append((title, table.build_table(f"Most exposed records, {title}", records, columns)))
+    return tables
 
 
-def list_groups(lines: Sequence[SummaryLine], figures: Iterable[Labels]) -> list[tuple[str, list[dict[str, Any]]]]:
-    """Return the groups of rows by the AUC of the strongest attack on each pruned model; the first seed is shown."""
-    groups = _list_strongest(lines, [figure for figure in figures if figure["kind"] == "groups"])
-    named = [(title, [record for record in records if "auc" in record]) for title, records in groups]
-    return [(title, sorted(records, key=lambda record: -record["auc"][0])) for title, records in named if records]
+def list_groups(lines: Sequence[SummaryLine], figures: Iterable[Labels]) -> list[tuple[str, ReportTable]]:
+    """Return tables of groups by the AUC of the strongest attack on each pruned model, of the first seed."""
+    models = _list_strongest(lines, [figure for figure in figures if figure["kind"] == "groups"])
+    columns = [
+        Column("group", lambda record: record["group"]),
+        Column("members", lambda record: TableCell(str(record["members"]), (), record["members"], True), number=True),
+        Column("non-members", lambda r: TableCell(str(r["nonmembers"]), (), r["nonmembers"], True), number=True),
+        Column("AUC", lambda record: _format_auc(record["auc"]), number=True),
+        Column("TPR at 1 % FPR", lambda record: _format_share(record.get("tpr_at_fpr_0.01")), number=True),
+    ]
+    tables = []
+    for title, records in models:
+        known = sorted((record for record in records if "auc" in record), key=lambda record: -record["auc"][0])
+        if known:
+            tables.append((title, table.build_table(f"Most exposed groups, {title}", known[:MOST_GROUPS], columns)))
+    return tables
+
+
+def _format_auc(ends: Sequence[float]) -> TableCell:
+    value, low, high = ends
+    return TableCell(f"{value:.3f}", (f"[{low:.3f}, {high:.3f}]",), value, measured=True)
+
+
+def _format_share(ends: Sequence[float] | None) -> TableCell:
+    """Return the cell of a share with its interval, if it has one; None: there are too few rows for it."""
+    if ends is None:
+        return TableCell("too few rows", (), None, measured=True)
+    value, *interval = (100 * end for end in ends)
+    small = (f"[{interval[0]:.1f}, {interval[1]:.1f}]",) if interval else ()
+    return TableCell(f"{value:.1f} %", small, ends[0], measured=True)
 
 
 def _list_strongest(lines: Sequence[SummaryLine], records: Sequence[Labels]) -> list[tuple[str, list[dict[str, Any]]]]:

@@ -12,7 +12,7 @@ from secateur.evaluation.limits import LEVEL, Check, Evidence, Outcome, collect,
 from secateur.evaluation.validity import METRIC, failures
 from secateur.metrics.estimates import holm
 from secateur.report.summary import group_by
-from secateur.report.table import name_measure
+from secateur.report.table import WORST, name_measure
 from secateur.report.verdict import GUESSING, Badge
 from secateur.runs.rows import Row
 
@@ -187,4 +187,6 @@ def _describe_check(check: Check) -> str:
         return f"{name_measure(check.measure)}, limit {check.limit:g}{reason}"
     value, low, high = check.evidence.estimate[:3]
     under = f" under {check.evidence.attack}" if check.evidence.attack else ""
+    if check.measure.startswith(WORST) and check.evidence.note:
+        under += f" ({check.evidence.note.partition(';')[0]})"
     return f"{name_measure(check.measure)} {value:.3f} [{low:.3f}, {high:.3f}]{under}, limit {check.limit:g}{reason}"

@@ -97,6 +97,7 @@ SHARES = frozenset(
 ) - {"auc", "advantage"}
 COUNTS = ("diverged", "updates", "pictures")
 MEGABYTES = ("bytes_up", "bytes_down", "client_bytes_up", "client_bytes_down")
+WORST = "worst_group_"  # the prefix of measures of the worst group
 DECIBELS = "psnr"  # the prefix of measures in dB
 NAME_WIDTH = 16  # characters of a name that a narrow terminal does not split
 
@@ -208,6 +209,8 @@ def to_rich(table: ReportTable, **style: Any) -> RichTable:
 
 def name_measure(metric: str) -> str:
     """Return the title of a measure."""
+    if metric.startswith(WORST):
+        return f"{name_measure(metric.removeprefix(WORST))} of the worst group"
     return (TITLES | FEDERATED | STUDIED).get(metric, metric.replace("_", " "))
 
 
