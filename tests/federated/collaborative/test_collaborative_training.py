@@ -504,7 +504,7 @@ def test_digits_are_learnt(text):
     rng = torch.Generator().manual_seed(0)
     net = create("digits-cnn", digits.input_shape, digits.classes, rng)
     upload = None if text is None else upload_of(defense(text))
-    rows = train_collaboratively(net, digits, 4, upload, [0.05] * 10, rng).history
+    rows = train_collaboratively(net, digits, 4, upload, [0.05] * 6, rng).history
     assert rows[-1]["test_accuracy"] > 0.93
     assert rows[-1]["train_loss"] < rows[0]["train_loss"] / 4
     if text == "dgp+error-feedback":  # the largest starve: Assumption 1 fails on a real run
