@@ -417,7 +417,7 @@ def test_weights_that_are_finite_but_overflow_do_not_end_the_run():
 @pytest.mark.parametrize("execution, waits", [("sequential", True), ("sequential", False), ("stacked", False)])
 def test_a_gradient_that_is_not_finite_where_nothing_is_sent_poisons_no_squares(execution, waits, value):
     fed = federation(base=Stale(every=100), rounds=1, execution=execution)
-    fed.waits, one, many, count = waits, fed.turns.update, fed.turns.many, []
+    fed.waits, one, many, count = waits, fed.turns.update, fed.turns.run_many, []
 
     def broken(found, client):
         dense = found.summed["0.weight"].clone()
@@ -428,7 +428,7 @@ def test_a_gradient_that_is_not_finite_where_nothing_is_sent_poisons_no_squares(
         count.append(0)
         return broken(one(*given), ...) if len(count) == 2 and execution == "sequential" else one(*given)
 
-    fed.turns.update, fed.turns.many = update, lambda *given: broken(many(*given), 1)
+    fed.turns.update, fed.turns.run_many = update, lambda *given: broken(many(*given), 1)
     rows = run(fed)
     assert all(value.isfinite().all() for value in fed.server.squares.values())
     assert [row.value for row in rows if row.metric == "lost_clients"] == [1]
