@@ -26,6 +26,11 @@ _MODULES = {
 }
 
 
+def __dir__() -> list[str]:
+    """Return the public names, imported or not, and the names of every module."""
+    return sorted({*__all__, *(name for name in globals() if name.startswith("__"))})
+
+
 def __getattr__(name: str) -> Any:
     """Import a public name at its first use, so that the command line starts fast."""
     if name not in _MODULES:

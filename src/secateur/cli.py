@@ -7,10 +7,11 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import sys
 from collections.abc import Callable, Sequence
 from functools import cached_property, partial
-from inspect import Parameter, signature
+from inspect import Parameter, getdoc, signature
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -100,7 +101,8 @@ def run_parameters(schema: type[Fields], base: Callable[..., None]) -> list[Any]
     parameters = list(signature(base, eval_str=True).parameters.values())
     for flag in flags_of(schema):
         kind = list[str] if flag.many else flag.kind if flag.kind in (bool, Path) else str
-        option = typer.Option(help=f"{flag.help} Comma-separated, repeatable." if flag.repeat else flag.help)
+        text = f"{flag.help} Comma-separated, repeatable." if flag.repeat else flag.help
+        option = typer.Option(help=text, autocompletion=complete_names(schema.__name__, flag.name))
         annotation = Annotated[kind | None, option]  # type: ignore[valid-type]
         parameters.append(Parameter(flag.name, Parameter.KEYWORD_ONLY, default=None, annotation=annotation))
 
@@ -111,6 +113,23 @@ def run_parameters(schema: type[Fields], base: Callable[..., None]) -> list[Any]
     holder = typer.Typer(add_completion=False)
     holder.command()(function)
     return list(typer.main.get_command(holder).params)
+
+
+def complete_names(schema: str, field: str) -> Callable[[str], list[str]] | None:
+    """Return the completion of a flag whose values are methods; None for other flags."""
+    if field not in METHODS:
+        return None
+    kind = "inversion" if (schema, field) == ("Invert", "attack") else METHODS[field]
+
+    def complete(incomplete: str) -> list[str]:
+        """Return the values whose last name begins as it was typed: names are joined by commas and by +."""
+        from secateur.catalogue import methods
+
+        begun = re.split(r"[,+]", incomplete)[-1]
+        before = incomplete.removesuffix(begun)
+        return [before + name for name in methods(kind) if name.startswith(begun)]
+
+    return complete
 
 
 def read_settings(schema: type[Fields], values: dict[str, Any]) -> Fields:
@@ -135,12 +154,16 @@ def read_settings(schema: type[Fields], values: dict[str, Any]) -> Fields:
 app = typer.Typer(
     name="secateur",
     help="Measure what a compressed neural network gives away about its training data.",
-    add_completion=False,
     no_args_is_help=True,
     pretty_exceptions_enable=False,
     rich_markup_mode=None,
 )
 command, run_command = partial(app.command, cls=Command), partial(app.command, cls=RunCommand)
+STRONGER = (
+    "A stronger answer needs shadow models, which attacks such as lira compare with yours: set how your model was "
+    "trained, by --set train.epochs=N or by --set train.function=module:function."
+)
+METHODS = {name: name for name in ("attack", "defense", "pruner", "model")} | {"data": "dataset"}  # fields and kinds
 KINDS = ("attacks", "defenses", "pruners", "base-prunings", "submodels", "models", "datasets", "studies")
 
 
@@ -177,6 +200,8 @@ def audit(
     _check_writable(junit)
     rows = run_any_audit(settings, out, export)
     _print(rows, json_, print_audit, f"the page: {out / 'report.html'}")
+    if not settings.trains_shadows and not json_:
+        typer.echo(STRONGER)
     _hold(rows, settings.limits, junit)
 
 
@@ -339,16 +364,20 @@ def sweep(
 
 @command(name="list")
 def list_(
-    kind: Annotated[str, typer.Argument(metavar="|".join(KINDS))] = "",
+    kind: Annotated[str, typer.Argument(metavar=f"{'|'.join(KINDS)}|NAME")] = "",
     json_: Annotated[bool, typer.Option("--json", help="Print objects, with defaults, on standard output.")] = False,
 ) -> None:
-    """List the methods of a kind with their papers."""
+    """List the methods of a kind with their papers.
+
+    NAME is a method: its parameters with their defaults, its threat model and its cost are printed.
+    """
     from secateur import catalogue
 
     if not kind:
         raise WrongInput("kind", f"is missing; allowed: {', '.join(KINDS)}")
     if kind not in KINDS:
-        raise unknown("kind", kind, KINDS)
+        _list_method(kind, json_)
+        return
     kinds = {"attacks": ("attack", "inversion"), "studies": ("study",)}.get(kind, (kind.removesuffix("s"),))
     descriptions = [(name, method.describe()) for name in kinds for method in catalogue.methods(name).values()]
     rows = [{"kind": name} | row if len(kinds) > 1 else row for name, row in descriptions]
@@ -358,6 +387,53 @@ def list_(
     from secateur.report.terminal import print_methods
 
     print_methods(rows)
+
+
+@command()
+def init(
+    model: Annotated[
+        str | None, typer.Option(help="A name (secateur list models), module:function, or a file.")
+    ] = None,
+    weights: Annotated[Path | None, typer.Option(help="Weights of a trained model.")] = None,
+    data: Annotated[str | None, typer.Option(help="A name (secateur list datasets), a file or a folder.")] = None,
+    out: Annotated[Path, typer.Option(help="The run file.")] = Path("audit.yaml"),
+) -> None:
+    """Look at a model and its data, try one batch, and write a commented run file; asks for what is not a flag."""
+    from secateur.experiments.starter import run_init
+
+    asks = model is None and data is None
+    fields: dict[str, Any] = {"model": model or _ask("model", "Model (a name, module:function or a file)")}
+    if weights is None and asks:
+        text = _ask("weights", "Weights of the trained model (empty: the audit trains it)", "")
+        weights = Path(text) if text else None
+    fields |= {} if weights is None else {"weights": str(weights)}
+    fields["data"] = data or _ask("data", "Data (a name, a file or a folder)")
+    for sentence in run_init(fields, out):
+        typer.echo(sentence)
+    typer.echo(f"the run file: {out}\nrun it: secateur audit {out}")
+
+
+def _ask(field: str, question: str, default: str | None = None) -> str:
+    """Ask a question in a terminal; elsewhere refuse the missing field."""
+    if not sys.stdin.isatty():
+        raise WrongInput(field, f"is missing; use --{field}, or run init in a terminal, where it asks")
+    return str(typer.prompt(question, default=default, show_default=False))
+
+
+def _list_method(name: str, as_json: bool) -> None:
+    """Print the methods of a name, of whatever kind."""
+    from secateur import catalogue
+    from secateur.report.terminal import print_method
+
+    same = [known[name] for kind in catalogue.PACKAGES if name in (known := catalogue.methods(kind))]
+    if not same:
+        raise unknown("kind", name, KINDS)
+    rows = [{"kind": method.kind} | method.describe() | {"text": getdoc(method.make)} for method in same]
+    if as_json:
+        typer.echo(json.dumps(rows, default=str))
+        return
+    for row in rows:
+        print_method(row)
 
 
 @command()

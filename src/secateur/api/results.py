@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import html
 from pathlib import Path
 from typing import Any, ClassVar
 
 from secateur.data.examples import read_examples
-from secateur.errors import WrongInput
+from secateur.errors import WrongInput, require
 from secateur.interfaces import Batch
 from secateur.runs.artifacts import write
+from secateur.runs.folder import describe_environment
 from secateur.runs.rows import Row
 
 Examples = Any  # in one of the forms of `secateur.data.examples`
@@ -25,8 +27,30 @@ class Printable:
         """Write the report page, with the figures, to `path`."""
         from secateur.report.page import Source, render
 
-        write(Path(path), render([Source(self.kind, self.rows, self.figures, config="", environment={})]).encode())
+        source = Source(self.kind, self.rows, self.figures, config="", environment=self.provenance)
+        write(Path(path), render([source]).encode())
         return Path(path)
+
+    @property
+    def provenance(self) -> dict[str, Any]:
+        """The versions and the machine, as run.json has them."""
+        return describe_environment("cpu")
+
+    def to_pandas(self) -> Any:
+        """Return the rows as a pandas.DataFrame, a column for each field."""
+        require("pandas", "pandas")
+        import pandas
+
+        return pandas.DataFrame([row.to_json() for row in self.rows])
+
+    def _repr_html_(self) -> str:
+        """Return the measurements as a table, for notebooks."""
+        names = ("model", "pruner", "sparsity", "defense", "attack", "metric", "value", "low", "high", "note")
+        shown = [row.to_json() for row in self.rows if row.value is not None and not row.timing]
+        names = tuple(name for name in names if any(row[name] is not None for row in shown))
+        head = "".join(f"<th>{name}</th>" for name in names)
+        lines = ("".join(f"<td>{_write_cell(row[name])}</td>" for name in names) for row in shown)
+        return f"<table><thead><tr>{head}</tr></thead><tbody><tr>{'</tr><tr>'.join(lines)}</tr></tbody></table>"
 
     def print(self) -> None:
         """Print the table of results."""
@@ -34,6 +58,11 @@ class Printable:
 
         printers = {"audit": print_audit, "federate": print_federation, "invert": print_inversion}
         printers[self.kind](self.rows)
+
+
+def _write_cell(value: Any) -> str:
+    """Return a value as text for HTML; numbers have four digits."""
+    return "" if value is None else html.escape(f"{value:.4g}" if isinstance(value, float) else str(value))
 
 
 def read_batch(field: str, examples: Examples, label: str = "label") -> Batch:

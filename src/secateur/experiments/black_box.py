@@ -84,16 +84,23 @@ def run_black_box(config: Audit, out: Path) -> list[Row]:
 def plan_black_box(config: Audit) -> list[str]:
     """Describe the audit in lines; the model and the data are read for that."""
     config = check_black_box(config)
-    data, names = _read_data(config), ", ".join(map(str, config.attack))
-    box = _open_box(config, config.model, data, None)
-    data, scaling = _fit_data(config, data, box)
-    before = None if config.before is None else _open_box(config, config.before, data, None)
-    for field, one in (("model", box), ("before", before)):
-        _check_box(field, one, data)
+    names = ", ".join(map(str, config.attack))
+    data, _, scaling = open_trained(config)
+    if config.before is not None:
+        _check_box("before", _open_box(config, config.before, data, None), data)
     others = len(data.inputs) - data.train_size
     asked = f"ask {name_model(config)} about {data.train_size} members and {others} non-members of {data.name}"
     compared = [] if config.before is None else [f"compare it with {config.before}, over the same rows"]
     return [asked, *compared, scaling.sentence, f"attack with {names}"]
+
+
+def open_trained(config: Audit) -> tuple[Dataset, BlackBox, Validity]:
+    """Return the data as a trained model takes them, the model, and a sentence on the scaling; try one batch."""
+    data = _read_data(config)
+    box = _open_box(config, config.model, data, None)
+    data, scaling = _fit_data(config, data, box)
+    _check_box("model", box, data)
+    return data, box, scaling
 
 
 def check_black_box(config: Audit) -> Audit:

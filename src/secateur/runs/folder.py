@@ -246,7 +246,7 @@ def open_run(
 ) -> Iterator[Run]:
     """Open a folder for a new run or to resume one; leaving the context without an error finishes the run."""
     folder = Path(folder)
-    environment = _environment(device)  # first: it may start a process, which would inherit the lock
+    environment = describe_environment(device)  # first: it may start a process, which would inherit the lock
     with _locked(folder, kind):
         marker = {"schema": SCHEMA, "kind": kind} | environment | {"seeds": list(seeds), "started": _now()}
         run = Run(folder)
@@ -332,7 +332,8 @@ def _marker(folder: Path, field: str) -> dict[str, Any] | None:
     return marker
 
 
-def _environment(device: str) -> dict[str, Any]:
+def describe_environment(device: str) -> dict[str, Any]:
+    """Return the versions, the machine and its threads, as run.json has them."""
     import platform
     from importlib.metadata import version as version_of
 
