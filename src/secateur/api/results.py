@@ -45,9 +45,9 @@ class Printable:
 
     def _repr_html_(self) -> str:
         """Return the measurements as a table, for notebooks."""
-        names = ("model", "pruner", "sparsity", "defense", "attack", "metric", "value", "low", "high", "note")
+        fields = ("model", "pruner", "sparsity", "defense", "attack", "metric", "value", "low", "high", "note")
         shown = [row.to_json() for row in self.rows if row.value is not None and not row.timing]
-        names = tuple(name for name in names if any(row[name] is not None for row in shown))
+        names = [name for name in fields if any(row[name] is not None for row in shown)]
         head = "".join(f"<th>{name}</th>" for name in names)
         lines = ("".join(f"<td>{_write_cell(row[name])}</td>" for name in names) for row in shown)
         return f"<table><thead><tr>{head}</tr></thead><tbody><tr>{'</tr><tr>'.join(lines)}</tr></tbody></table>"
