@@ -12,6 +12,7 @@ from secateur.errors import WrongInput
 from secateur.evaluation.calibration import WEIGHTS, effort_of, is_open
 from secateur.experiments.invert import plan, run_invert
 from secateur.experiments.invert_targets import own_rows, rows_of
+from secateur.federated.client_training import LocalTraining
 from secateur.models.create import create
 from secateur.runs.rows import select_comparable
 from secateur.seeding import derive
@@ -97,3 +98,16 @@ def test_only_a_weight_that_nobody_set_is_chosen_at_half_the_cost_at_most():
             spent = len(WEIGHTS) * effort.updates * effort.iterations
             assert spent <= targets * restarts * 2500 / 2
             assert effort.share == spent / (targets * restarts * 2500)
+
+
+def test_inside_a_federation_the_weight_is_chosen_on_rows_that_no_client_has():
+    net = create("lenet-zhu", (1, 8, 8), 10, derive(0, "net"))
+    pictures, labels = load("digits").batch.take(torch.arange(40))
+    pixels = pictures * 0.3760 + 0.3053
+    terms = {"clients": 2, "rounds": 1, "local": LocalTraining(1, None, 2, 0.1), "attack": "ig:iterations=4"}
+    train, test = (pixels[:30].clamp(0, 1), labels[:30]), (pixels[30:].clamp(0, 1), labels[30:])
+    rows = [row for row in secateur.federate(net, train, test, **terms).rows if row.metric == "psnr"]
+    assert {row.attack for row in rows} == {"ig:iterations=4"} and all(row.extra["calibrated"] for row in rows)
+    assert "chosen by the squared error on pictures of the attacker's own" in rows[0].note
+    rows = [row for row in secateur.federate(net, train, **terms).rows if row.metric == "psnr"]
+    assert {row.attack for row in rows} == {f"ig:iterations=4:tv={weight}" for weight in WEIGHTS}

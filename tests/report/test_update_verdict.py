@@ -118,7 +118,7 @@ def test_a_defense_that_stands_only_against_the_plain_attacker_is_called_so():
     def text(plain, knowing):
         return judged(attacked("ig", "dgp", plain), attacked("ig:adaptive=support", "dgp", knowing))["dgp"].text
 
-    words = "It stands only against the plain attacker; ig:adaptive=support shows pictures."
+    words = "It stands only against the plain attacker, not against ig:adaptive=support."
     assert words in text(0.0, 0.1)
     assert words not in text(0.0, 0.0) and words not in text(0.1, 0.1)
 

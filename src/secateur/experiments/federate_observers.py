@@ -5,19 +5,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, NamedTuple
 
 import torch
 from torch import nn
 
+from secateur import tree
 from secateur.catalogue import Choice
 from secateur.config import Federate, defense_of_clients
 from secateur.data.dataset import Dataset, fingerprint
-from secateur.defenses.uploads import inner_of
+from secateur.defenses.uploads import inner_of, makes_anew
 from secateur.errors import WrongInput
-from secateur.evaluation.client import caution
+from secateur.evaluation.calibration import UPDATES, Calibration, Stage, calibrate, effort_of, is_open, list_weights
+from secateur.evaluation.client import AttackedClient, UploadDefense, caution
 from secateur.evaluation.reconstruction import Scoring
 from secateur.experiments.invert_targets import build_generator, needs_generator, train_stored
 from secateur.federated.attacks.inversion import InversionObserver
@@ -25,15 +27,17 @@ from secateur.federated.attacks.knowledge import check_attacks, is_active, knowl
 from secateur.federated.attacks.membership import MembershipObserver, check_membership
 from secateur.federated.attacks.observer import Observer
 from secateur.federated.attacks.schedule import AttackSchedule, check_orders, follows, turns_back
-from secateur.federated.checkpoint import FederationLog
+from secateur.federated.checkpoint import FederationLog, depends_of
 from secateur.federated.sampling import sampler_of
 from secateur.federated.spec import FederationSpec, SubmodelSpec
 from secateur.federated.submodels.exposure import ExposureObserver
 from secateur.federated.submodels.membership_attacks import Asking
 from secateur.gpu.determinism import device_key
-from secateur.interfaces import Knowledge
+from secateur.interfaces import Batch, Knowledge
 from secateur.metrics.lpips import load_weights as load_lpips
+from secateur.runs.artifacts import Result
 from secateur.runs.folder import Run
+from secateur.seeding import derive
 
 
 class ObservedFederation(NamedTuple):
@@ -57,7 +61,13 @@ def observers_of(config: Federate, run: Run, watched: ObservedFederation) -> lis
     known = _knowledge(config, run, watched) if config.attacks else None
     options: dict[str, Any] = {"tells_labels": config.labels == "oracle", "images": config.images}
     options |= {"scoring": Scoring(load_lpips(config.data_folder))}
-    return attackers(watched, orders_of(config), config.attacks, config.membership, known, **options)
+    net, data, terms, _, _, device = watched
+
+    def keep(trial: Mapping[str, object], compute: Callable[[], Result]) -> Result:
+        depends = depends_of(terms, net, data, watched.seed, device) | {"threads": config.threads}
+        return run.stage("calibration", depends | {"labels": config.labels, **trial}, compute)
+
+    return attackers(watched, orders_of(config), config.attacks, config.membership, known, stage=keep, **options)
 
 
 def _knowledge(config: Federate, run: Run, watched: ObservedFederation) -> Knowledge:
@@ -79,14 +89,22 @@ def attackers(
     attacks: Sequence[Choice],
     membership: Sequence[str],
     known: Knowledge | None,
+    stage: Stage = lambda trial, compute: compute(),
     **options: Any,
 ) -> list[Observer]:
-    """Return the attacker that inverts updates and the one that asks about members; `options` go to the first."""
+    """Return the attacker that inverts updates and the one that asks about members; `options` go to the first.
+
+    `stage` computes the trials of a calibration, or reads them from the run.
+    """
     net, data, terms, labels, log, device = watched
     drawn = sampler_of(terms, watched.seed).clients
     kept = orders.plan_memory(terms.rounds, drawn)
     observers: list[Observer] = []
     if known is not None:
+        targets = sum(len(orders.select_clients(drawn(number))) for number in orders.rounds(terms.rounds))
+        attacks, options["calibrations"] = tune_attacks(
+            attacks, watched, known, max(1, targets), stage, bool(options.get("tells_labels"))
+        )
         if any(follows(attack.make()) for attack in attacks):
             options["followed"] = orders.plan_memory(terms.rounds, drawn, turns_back(terms))
         notes = filter(None, (caution(defense_of_clients(labels["defense"]), attacks), terms.leak_note))
@@ -97,6 +115,43 @@ def attackers(
     if membership:
         observers.append(MembershipObserver(membership, net, data, terms, labels, log, orders, kept, device))
     return observers
+
+
+def tune_attacks(
+    attacks: Sequence[Choice],
+    watched: ObservedFederation,
+    known: Knowledge,
+    targets: int,
+    stage: Stage,
+    tells_labels: bool,
+) -> tuple[list[Choice], dict[Choice, Calibration]]:
+    """Return the attacks, and the calibrations of those whose weight of total variation is open.
+
+    The attacker imitates a client that receives the first model, on rows of the test part, which no client has. Without
+    such rows an attack is mounted with every weight, each under its own name.
+    """
+    net, data, terms, _, _, device = watched
+    public = torch.arange(data.train_size, len(data.inputs))
+    public = public[torch.randperm(len(public), generator=derive(watched.seed, "calibrate", "rows"))]
+    parts = public[: len(public) // known.batch_size * known.batch_size].view(-1, known.batch_size)[:UPDATES]
+    batches = [data.batch.take(rows).to(device) for rows in parts]
+    examples = [Batch(batch.inputs.to(known.mean), batch.labels) for batch in batches]
+    gradient = terms.sends_gradients and terms.local.steps == 1
+    upload = terms.upload if gradient and terms.upload is not None and not makes_anew(terms.upload) else None
+    guard = None if upload is None else UploadDefense(upload)
+    client = AttackedClient(net, tree.state_of(net), known, not gradient, tells_labels, guard=guard, seed=watched.seed)
+    mounted: list[Choice] = []
+    calibrations: dict[Choice, Calibration] = {}
+    for attack in attacks:
+        if is_open(attack) and not examples:
+            mounted += list_weights(attack)
+            continue
+        if is_open(attack):
+            effort = effort_of(attack, targets)
+            effort = replace(effort, updates=min(effort.updates, len(examples)))
+            calibrations[attack] = calibrate(attack, client, examples, effort, stage)
+        mounted.append(attack)
+    return mounted, calibrations
 
 
 def orders_of(config: Federate) -> AttackSchedule:

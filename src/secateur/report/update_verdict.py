@@ -205,7 +205,7 @@ def _judge(lines: Sequence[SummaryLine], defense: str) -> tuple[Badge, list[str]
         plain = [attacker for attacker in scored if attacker.mode == PLAIN]
         if plain and not any(attacker.shows for attacker in plain):
             names = ", ".join(attacker.name for attacker in seen)
-            sentences.append(f"It stands only against the plain attacker; {names} {_plural('show', seen)} pictures.")
+            sentences.append(f"It stands only against the plain attacker, not against {names}.")
         return Badge(text, "bad"), sentences + failures + _describe_stage(lines)
     missing = _list_missing(scored, defense) + failures
     if missing:
@@ -262,7 +262,7 @@ def _describe_pictures(attackers: Sequence[Attacker]) -> list[str]:
         judges = [words for name, words in JUDGES.items() if _extreme(best, f"recognisable_{name}", max)]
         by = f" ({', '.join(judges)})" if judges else ""
         sentences = [
-            f"{best.recognised:,} of {many} {_plural('is', range(best.recognised))} recognisable to {best.name}{by}."
+            f"{best.recognised:,} of {many} {'is' if best.recognised == 1 else 'are'} recognisable to {best.name}{by}."
         ]
     else:
         bound = share_of(0.0, updates).high if updates else 1.0
@@ -344,12 +344,6 @@ def _above_chance(line: SummaryLine) -> bool:
 def _extreme(attacker: Attacker, metric: str, pick: Any) -> float | None:
     values = [value for line in attacker.counted if (value := line.value(metric)) is not None]
     return pick(values) if values else None
-
-
-def _plural(verb: str, items: Sequence[Any]) -> str:
-    """Return the verb for one or for many."""
-    forms = {"show": ("shows", "show"), "is": ("is", "are")}
-    return forms[verb][len(items) != 1]
 
 
 def _format(line: SummaryLine, metric: str) -> str:

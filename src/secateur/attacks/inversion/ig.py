@@ -21,8 +21,8 @@ class IG(GradientMatching):
     """IG (Geiping et al. 2020) as the paper DGP (AAAI 2024) runs it: cosine and TV, signed Adam, 2500 iterations.
 
     The objective is 1 - <g, g*> / (|g| |g*|) + a_TV TV(x). The rate is .1, times 0.1 at 3/8, 5/8 and 7/8 of the
-    iterations; pictures are clamped to the valid range. DGP states no a_TV. Unless `tv` is set, `secateur invert`
-    chooses it on pictures of the attacker's own; elsewhere it is that of ATS (Gao et al. 2021), which DGP follows.
+    iterations; pictures are clamped to the valid range. DGP states no a_TV. Unless `tv` is set, `secateur`
+    chooses it on pictures of the attacker's own; the class alone has that of ATS (Gao et al. 2021), which DGP follows.
     """
 
     iterations: int = 2500

@@ -26,6 +26,7 @@ import torch
 from secateur import tree
 from secateur.catalogue import Choice
 from secateur.evaluation import gallery
+from secateur.evaluation.calibration import Calibration
 from secateur.evaluation.membership import flat_labels
 from secateur.evaluation.reconstruction import AttackOutcome, Scoring, attack_labels, join_outcomes, judge, summary_rows
 from secateur.federated.attacks.knowledge import describe_clients, describe_update, is_active
@@ -35,7 +36,7 @@ from secateur.federated.checkpoint import FederationLog
 from secateur.interfaces import Batch, Knowledge, Params, Reconstruction, ServerView
 from secateur.metrics.lpips import load_weights
 from secateur.progress import progress
-from secateur.runs.rows import Row
+from secateur.runs.rows import Row, join_notes
 from secateur.runs.unfinished import NullWatcher
 from secateur.seeding import derive
 
@@ -85,6 +86,7 @@ class InversionObserver(Observer):
         compress: Callable[[Params], Params] | None = None,
         followed: Mapping[int, set[int]] | None = None,  # by round: the clients whose sent weights are remembered
         at_once: int | None = None,  # None: each round by itself on a CPU, AT_ONCE on a GPU
+        calibrations: Mapping[Choice, Calibration] | None = None,  # of attacks whose weight was open
     ) -> None:
         self.attacks, self.known, self.labels, self.log = attacks, known, labels, log
         self.orders, self.memory = orders, Memory(orders.history - 1, kept)
@@ -93,6 +95,7 @@ class InversionObserver(Observer):
         self.scoring = scoring or Scoring(load_weights())
         self.compress = compress  # the clients' compression, for an attack that applies it again
         self.caution = caution  # a note for readers about these attacks against this defense
+        self.calibrations = calibrations or {}
         self.waiting: list[PendingAttack] = []
         self.at_once = at_once or (AT_ONCE if known.mean.device.type == "cuda" else 1)
 
@@ -172,7 +175,7 @@ class InversionObserver(Observer):
         if missing or not seen:
             extra = self.labels["extra"] | {"round": look.round, "client": None}
             took = f"{', '.join(missing)} took no part in the round" if missing else NOBODY
-            labels = attack_labels(self.labels, extra, attack)
+            labels = attack_labels(self.labels, extra, attack, self._weight(attack))
             self.log.rows.append(
                 Row(**labels, metric="attacked_clients", value=len(seen), note=f"not attacked: {took}")
             )
@@ -196,7 +199,13 @@ class InversionObserver(Observer):
                 "follows": last,
                 "knows": extra["knows"] + (", which weights the client sent last" if last else ""),
             }
-        return attack_labels(self.labels, self.labels["extra"] | more | extra, attack)
+        if attack in self.calibrations:
+            extra |= {"knows": f"{extra['knows']}, pictures of its own"}
+        return attack_labels(self.labels, self.labels["extra"] | more | extra, attack, self._weight(attack))
+
+    def _weight(self, attack: Choice) -> float | None:
+        """Return the weight of total variation that the attacker chose, if it chose one."""
+        return self.calibrations[attack].weight if attack in self.calibrations else None
 
     def _label_pooled(
         self, attack: Choice, seen: Sequence[ClientView], known: Knowledge, number: int
@@ -211,16 +220,16 @@ class InversionObserver(Observer):
     def _attack(self, group: Sequence[PendingAttack]) -> None:
         """Attack all targets of a group in one call, and add their rows."""
         attack, first, begun = group[0].attack, group[0], time.monotonic()
-        mounted, truths = attack.make(), [truth for aimed in group for truth in aimed.truths]
+        mounted = (self.calibrations[attack].attack if attack in self.calibrations else attack).make()
+        truths = [truth for aimed in group for truth in aimed.truths]
         known, targets = self._knowledge_of(first.known, truths), [views for aimed in group for views in aimed.targets]
         guesses: dict[int, Reconstruction] = {}
         starts = [derive(self.labels["seed"], "reconstruct", aimed.round) for aimed in group]  # equal for all attacks
         generators = [rng for rng, aimed in zip(starts, group, strict=True) for _ in aimed.targets]
         when = f"round {first.round}" if len(group) == 1 else f"rounds {first.round} to {group[-1].round}"
         clients = [one for aimed in group for one in aimed.seen]
-        with progress(
-            f"{attack} on {describe_clients(clients)} in {when}", getattr(mounted, "iterations", None), rate=True
-        ) as advance:
+        title, whole = f"{attack} on {describe_clients(clients)} in {when}", getattr(mounted, "iterations", None)
+        with progress(title, whole, rate=True, unit="iterations") as advance:
             guesses |= mounted.reconstruct(targets, known, generators, NullWatcher(advance))
         seconds, number = (time.monotonic() - begun) / len(targets), count()
         for aimed in group:
@@ -228,7 +237,7 @@ class InversionObserver(Observer):
             for one, truth, outcome, labels in zip(aimed.seen, aimed.truths, outcomes, aimed.labels, strict=True):
                 self._report(attack, one, truth, outcome, known, labels)
             if aimed.pooled is not None:
-                self.log.rows += self._rows(aimed.pooled, join_outcomes(outcomes))
+                self.log.rows += self._rows(attack, aimed.pooled, join_outcomes(outcomes))
 
     def _report(
         self,
@@ -240,7 +249,7 @@ class InversionObserver(Observer):
         labels: dict[str, Any],
     ) -> None:
         """Add the rows and figures of one client, and update the leak."""
-        rows = self._rows(labels, outcome)
+        rows = self._rows(attack, labels, outcome)
         self.log.rows += rows
         best = [row.value for row in rows if row.metric == "psnr_max" and row.value is not None]
         self.leak = max([*best, *([] if self.leak is None else [self.leak])], default=None)
@@ -250,10 +259,11 @@ class InversionObserver(Observer):
             self.log.figures += gallery.truths(shown, number, pixels, names, self.images)
         self.log.figures += gallery.draw_figures(shown, [number], outcome, self.images)
 
-    def _rows(self, labels: dict[str, Any], outcome: AttackOutcome) -> list[Row]:
-        """Return the summary rows of an outcome, with the caution in the note of the PSNR."""
+    def _rows(self, attack: Choice, labels: dict[str, Any], outcome: AttackOutcome) -> list[Row]:
+        """Return the summary rows of an outcome, with the calibration and the caution in the note of the PSNR."""
         rows = summary_rows(labels, outcome, derive(self.labels["seed"], "bootstrap"))
-        notes = ["; ".join(filter(None, (row.note, self.caution))) or None for row in rows]
+        chosen = self.calibrations[attack].note if attack in self.calibrations else None
+        notes = [join_notes(row.note, chosen, self.caution) for row in rows]
         return [replace(r, note=n) if r.metric == "psnr" else r for r, n in zip(rows, notes, strict=True)]
 
     def _number(self, seen: ClientView) -> int:
