@@ -3,6 +3,8 @@
 import io
 import json
 import pickle
+import subprocess
+import sys
 import types
 import warnings
 import zipfile
@@ -173,6 +175,30 @@ def test_a_program_that_would_execute_code_is_refused(change, net, tmp_path):
     assert not Trap.file.exists()
 
 
+class Rounded(nn.Module):
+    """A layer whose weights are rounded to int8, in the operations of a quantised program."""
+
+    def __init__(self, layer):
+        super().__init__()
+        import torch.ao.quantization.fx._decomposed
+
+        self.register_buffer("weight", (layer.weight.detach() / 0.01).round().clamp(-128, 127).to(torch.int8))
+
+    def forward(self, x):
+        restore = torch.ops.quantized_decomposed.dequantize_per_tensor.default
+        return x @ restore(self.weight, 0.01, 0, -128, 127, torch.int8).T
+
+
+def test_an_int8_program_is_read_in_a_process_that_made_none(net, rows, tmp_path):
+    layer = Rounded(net[0])
+    export_program(layer, tmp_path / "int8.pt2")
+    asked = f"secateur.wrap({str(tmp_path / 'int8.pt2')!r}).predict(torch.ones(3, 6))"
+    code = f"import secateur, torch; print({asked}[0, 0].item())"
+    done = subprocess.run([sys.executable, "-W", "ignore", "-c", code], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert float(done.stdout) == pytest.approx(layer(torch.ones(3, WIDTH)).softmax(1)[0, 0].item(), abs=1e-5)
+
+
 # ONNX ----------------------------------------------------------------------------------------------------------------
 def test_onnx_refuses_inputs_of_another_type(net, rows, tmp_path):
     box = secateur.wrap(export_onnx(net, tmp_path / "net.onnx"))
@@ -226,7 +252,7 @@ def test_a_network_of_timm_is_made_like_any_other(monkeypatch, hide):
         calls.update(options, name=name)
         return nn.Sequential(nn.Flatten(), nn.Linear(64, options["num_classes"]))
 
-    monkeypatch.setitem(__import__("sys").modules, "timm", types.SimpleNamespace(create_model=create_model, __spec__=1))
+    monkeypatch.setitem(sys.modules, "timm", types.SimpleNamespace(create_model=create_model, __spec__=1))
     create("timm:resnet18", (1, 8, 8), 10, torch.Generator().manual_seed(0))
     assert calls == {"name": "resnet18", "pretrained": False, "num_classes": 10, "in_chans": 1}
     hide("timm")

@@ -12,11 +12,13 @@ from __future__ import annotations
 
 import ast
 import hashlib
+import importlib
 import io
 import json
 import re
 import zipfile
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -152,6 +154,8 @@ def _load_script(path: Path) -> nn.Module:
 
 
 def _load_program(path: Path) -> torch.export.ExportedProgram:
+    with suppress(ImportError):
+        importlib.import_module("torch.ao.quantization.fx._decomposed")  # registers the operations of int8 programs
     try:
         check_program(path)
         return torch.export.load(path)
