@@ -246,7 +246,7 @@ def test_masks_are_folded_and_their_sparsity_is_known_by_layer(net, sides):
     assert not [row for row in secateur.audit(net, *sides, attacks="conf").rows if row.metric == "layer_sparsity"]
 
 
-def test_before_and_after_are_compared_over_the_same_rows(net, sides, tmp_path):
+def test_before_and_after_are_compared_over_the_same_rows(net, sides, tmp_path, capsys):
     report = secateur.audit(masked(net), *sides, before=net, attacks=["conf", "correctness"])
     aucs = {
         name: next(r.value for r in report.rows if r.metric == "auc" and r.attack == "conf" and r.pruner == name)
@@ -258,6 +258,9 @@ def test_before_and_after_are_compared_over_the_same_rows(net, sides, tmp_path):
     tests = [row.value for row in report.rows if row.metric == "test_accuracy"]
     assert drop.value == pytest.approx(tests[1] - tests[0]) and drop.pruner == "given"
     assert "original" in report.write(tmp_path / "page.html").read_text()
+    report.print()
+    lines = [line for line in capsys.readouterr().out.splitlines() if " conf " in line and line.startswith("given")]
+    assert len(lines) == 1 and f"{100 * tests[0]:.1f}%" in lines[0]  # rows of layers hide no accuracy
     with pytest.raises(secateur.WrongInput, match="leave out the pruner"):
         secateur.audit(net, *sides, before=net, pruner="l1-unstructured")
     with pytest.raises(secateur.WrongInput, match=r"^before: it answers with 3 classes, and the model with 2"):

@@ -12,12 +12,11 @@ from secateur.config import read_limits
 from secateur.errors import WrongInput
 from secateur.evaluation.limits import Check, check, policy_of
 from secateur.evaluation.submodel_advice import caution, from_rows
-from secateur.evaluation.validity import METRIC
 from secateur.report import audit, defenses, federation, federation_plots, inversion, submodels, submodels_plots, theory
 from secateur.report.headline import build_headline
 from secateur.report.inversion import MOST, OPEN
 from secateur.report.plotting import View
-from secateur.report.summary import Labels, group_by, group_by_setting, join_distinct, name_setting, summarise
+from secateur.report.summary import APART, Labels, group_by, group_by_setting, join_distinct, name_setting, summarise
 from secateur.report.update_verdict import judge_federations, judge_updates
 from secateur.report.verdict import write_verdict
 from secateur.runs.artifacts import SCHEMA, write
@@ -155,7 +154,7 @@ def _build_audit(rows: Sequence[Row], figures: Sequence[Labels]) -> dict[str, An
     """Return the template's values about audited models."""
     others = (inversion.is_inversion, federation.is_federated, lambda row: {"study", "submodels"} & row.extra.keys())
     audited = [row for row in rows if not any(is_other(row) for is_other in others)]
-    lines = summarise(row for row in audited if row.metric != METRIC)
+    lines = summarise(row for row in audited if row.metric not in APART)
     return {
         "audited": audited,
         "exposed": audit.list_exposed(lines, figures),

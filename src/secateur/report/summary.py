@@ -26,6 +26,7 @@ CONTENT = (
     "nonmember_mean",
     "records",
 )
+APART = ("valid", "layer_sparsity")  # metrics of a check or a layer: no line of a table
 GRID = 120  # points of a mean curve
 Key = tuple[tuple[str, Any], ...]
 Labels = Mapping[str, Any]

@@ -16,7 +16,15 @@ from secateur.metrics.membership import Estimate
 from secateur.report import federation, inversion, submodels
 from secateur.report.audit import build_comparison
 from secateur.report.headline import build_headline
-from secateur.report.summary import SummaryCell, SummaryLine, group_by, group_by_setting, select_attacks, summarise
+from secateur.report.summary import (
+    APART,
+    SummaryCell,
+    SummaryLine,
+    group_by,
+    group_by_setting,
+    select_attacks,
+    summarise,
+)
 from secateur.report.table import Column, build_table, format_measure, label_column, name_measure, to_rich
 from secateur.report.update_verdict import judge_federations, judge_updates
 from secateur.report.verdict import write_verdict
@@ -82,7 +90,7 @@ def _print_sentences(console: Console, sentences: Iterable[str | None]) -> None:
 
 def print_audit(rows: Sequence[Row]) -> None:
     """Print the attacks by model, then the verdict in sentences."""
-    console, lines = _open_console(), summarise(row for row in rows if row.metric != METRIC)
+    console, lines = _open_console(), summarise(row for row in rows if row.metric not in APART)
     attacks, headline = select_attacks(lines), build_headline(rows)
     columns = [
         Column("model", lambda line: "\n".join(split(line.title))),
