@@ -39,7 +39,6 @@ class Batch(NamedTuple):
 
 
 # Pruning -------------------------------------------------------------------------------------------------------
-Score = Callable[[nn.Module, Batch, Generator], Params]  # the lowest scores are pruned
 
 
 class Pruner(Protocol):

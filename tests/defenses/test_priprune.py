@@ -14,7 +14,7 @@ from torch.nn.functional import logsigmoid
 
 from secateur import tree
 from secateur.config import Audit, Invert, read
-from secateur.defenses.priprune import LOGITS, PRESETS, STEPS, TURNS, PriPrune, preset, sample_withheld
+from secateur.defenses.priprune import LOGITS, PRESETS, STEPS, TURNS, PriPrune, sample_withheld
 from secateur.defenses.withholding import SAVED, WITHHELD, rates, reload, whole_mask
 from secateur.errors import WrongInput
 from secateur.federated.averaging import Average
@@ -348,10 +348,8 @@ def test_without_a_base_pruning_it_works_too():
 
 
 def test_the_papers_lambdas():
-    assert len(PRESETS) == 8 and preset("femnist", "prunefl") == PriPrune(5.0, 15.0, 2e-5) == PriPrune()
-    assert preset("femnist", "feddst", alpha=0.1) == PriPrune(10.0, 8.0, 2e-5, alpha=0.1)
-    with pytest.raises(WrongInput, match="femnist snip"):
-        preset("femnist", "sniper")
+    assert len(PRESETS) == 8 and PriPrune(*PRESETS["femnist", "prunefl"]) == PriPrune(5.0, 15.0, 2e-5) == PriPrune()
+    assert PriPrune(*PRESETS["femnist", "feddst"], alpha=0.1) == PriPrune(10.0, 8.0, 2e-5, alpha=0.1)
 
 
 @pytest.mark.parametrize(

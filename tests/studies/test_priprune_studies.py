@@ -11,7 +11,7 @@ from secateur.cli import main
 from secateur.data.dataset import Dataset
 from secateur.errors import WrongInput
 from secateur.runs.rows import Row
-from secateur.studies.priprune import PARTS, attack_tables, defense_tables
+from secateur.studies.priprune import PARTS, tables
 from secateur.studies.priprune.results import PripruneResults, short_attack
 from secateur.studies.priprune.scale import SCALES, Federations, PripruneSetting, of_first_writers, scale_of
 from secateur.studies.study import select_steps
@@ -168,7 +168,7 @@ def test_an_attacker_who_remembers_has_lines_of_its_own_and_claims_are_judged_by
         federation(0.9, (0.20, 0.215, 0.21), defense="priprune", withheld=(0.1, 0.3)),
         federation(0.9, (0.40, 0.41, 0.42), defense="priprune", withheld=(0.1, 0.3), attack="sgi:follows=true"),
     )
-    lines, findings = defense_tables.fig8(found)
+    lines, findings = tables.fig8(found)
     assert [(line.labels["defense"], line.labels["attack"]) for line in lines] == [
         (defense, attack) for defense in ("none", "priprune") for attack in ("sgi", "sgi:follows=true")
     ]
@@ -183,7 +183,7 @@ def test_fixed_rates_and_priprune():
         federation(0.8, (0.30, 0.31, 0.32), defense="pseudo-largest:rate=0.1", withheld=(0.1, 0.1)),
         federation(0.6, (0.20, 0.21, 0.22), defense="pseudo-largest:rate=0.6", withheld=(0.6, 0.6)),
     )
-    lines, findings = defense_tables.fig8(found)
+    lines, findings = tables.fig8(found)
     assert [line.labels["defense"] for line in lines][:2] == ["none", "priprune"]
     cells = lines[1].cells
     assert cells["withheld"].value == 0.3 and cells["withheld over rounds"] == "▄█" and cells["MB up"].value == 2.0
@@ -199,7 +199,7 @@ def test_priprune_that_withholds_nothing_is_refuted():
         federation(0.7, (0.40, 0.41), defense="priprune", withheld=(0.0, 0.0)),
         federation(0.8, (0.30, 0.31), defense="pseudo-largest:rate=0.1"),
     )
-    _, findings = defense_tables.fig8(found)
+    _, findings = tables.fig8(found)
     for words in (("as accurate as PruneFL",), ("throughout all rounds",), ("best balance",), ("rate adapts",)):
         assert said(findings, *words) == "not supported"
 
@@ -208,7 +208,7 @@ def test_three_rules_real_and_pseudo():
     own = {"none": (0.9, 0.5), "largest": (0.5, 0.2), "random": (0.7, 0.4), "mix": (0.6, 0.3)}
     own |= {"pseudo-largest": (0.8, 0.1), "pseudo-random": (0.85, 0.4), "pseudo-mix": (0.82, 0.3)}
     found = seen(*(federation(a, (n, n + 0.001, n - 0.001), defense=name) for name, (a, n) in own.items()))
-    assert {finding.verdict for finding in defense_tables.fig6(found)[1]} == {"supported"}
+    assert {finding.verdict for finding in tables.fig6(found)[1]} == {"supported"}
 
 
 def test_mixes_and_rates():
@@ -216,13 +216,13 @@ def test_mixes_and_rates():
     found = seen(
         *(federation(a, (n, n + 0.001), defense=f"mix:largest={share}", loss=loss) for a, n, loss, share in mixes)
     )
-    assert {finding.verdict for finding in defense_tables.figa4(found)[1]} == {"supported"}
+    assert {finding.verdict for finding in tables.figa4(found)[1]} == {"supported"}
     found = seen(
         federation(0.9, (0.4, 0.41), loss=0.1),
         federation(0.6, (0.2, 0.21), defense="largest:rate=0.5", loss=0.3),
         federation(0.8, (0.3, 0.31), defense="largest:rate=0.1", loss=0.2),
     )
-    _, findings = defense_tables.figa5(found)  # by rate, in whatever order they were run
+    _, findings = tables.figa5(found)  # by rate, in whatever order they were run
     assert {finding.verdict for finding in findings} == {"supported"}
 
 
@@ -233,7 +233,7 @@ def test_base_prunings_beside_the_paper():
         federation(0.9, (0.40, 0.41), base="snip"),
         federation(0.5, (0.40, 0.41), base="snip", defense="priprune:accuracy=10.0"),
     )
-    lines, findings = defense_tables.fig9(found)
+    lines, findings = tables.fig9(found)
     assert [line.paper for line in lines][:2] == [
         "0.22 ± 0.008 (conv-2 on femnist)",
         "0.12 ± 0.007 (conv-2 on femnist)",
@@ -245,7 +245,7 @@ def test_base_prunings_beside_the_paper():
 def test_lambdas_of_a_smaller_network_stand_beside_the_papers():
     grid = [(p, s) for p in ("1.0", "15.0") for s in ("0.002", "2e-05")]
     found = seen(*(federation(0.9, (0.2, 0.21), defense=f"priprune:privacy={p}:sharing={s}") for p, s in grid))
-    lines, _ = defense_tables.tablea1(found)
+    lines, _ = tables.tablea1(found)
     assert [line.paper for line in lines] == ["0.154", "0.136", "0.135", "0.130"]
 
 
@@ -257,7 +257,7 @@ def test_gi_and_sgi():
         rows += federation(0.5, (low, low + 0.01), attack="gi-priprune", rate=rate, **dense)
         for attack in ("sgi", "gi-priprune"):
             rows += federation(0.5, (high, high + 0.01), attack=attack, rate=rate, **masked)
-    lines, findings = attack_tables.fig3(seen(rows))
+    lines, findings = tables.fig3(seen(rows))
     assert said(findings, "dense broadcast") == "supported" and said(findings, "masked broadcast") == "not supported"
     assert said(findings, "falls with the pruning rate") == "supported"
     assert {(line.labels["broadcast"], bool(line.mark)) for line in lines} == {("dense", False), ("masked", True)}
@@ -277,10 +277,10 @@ def test_what_alpha_decides():
     rows = [federation(0.9, (0.4, 0.41))]
     rows += [federation(0.9, (0.3, 0.31), defense=f"priprune:{name}", withheld=(rate,)) for name, rate in rates.items()]
     rows.append(federation(0.9, (0.3, 0.31), defense="priprune:normalise=global", withheld=(0.9,)))  # no other start
-    _, findings = defense_tables.alpha(seen(*rows))
+    _, findings = tables.alpha(seen(*rows))
     assert said(findings, "alpha_0", "10 points") == "supported" and said(findings, "its step") == "not supported"
     assert said(findings, "the temperature") == "not supported"
-    _, alone = defense_tables.alpha(seen(rows[-1]))  # on a machine of its own
+    _, alone = tables.alpha(seen(rows[-1]))  # on a machine of its own
     assert {said(alone, each) for each in ("alpha_0 ()", "its step ()", "the temperature ()")} == {"undecided"}
 
 
@@ -300,7 +300,7 @@ def test_all_defenses_on_one_axis_and_the_sum_of_a_round():
         summed,
     )
     assert len(found.cells) == 5 and found.one(defense="priprune+dp").defense == f"{learnt}+dp"
-    lines, findings = defense_tables.defenses(found)
+    lines, findings = tables.defenses(found)
     assert [line.labels["view"] for line in lines] == ["update"] * 4 + ["sum"] * 2
     assert lines[-1].cells["NMI"].value == pytest.approx(0.1275)
     assert said(findings, "hides more than every other") == said(findings, "best balance") == "supported"
@@ -310,11 +310,11 @@ def test_all_defenses_on_one_axis_and_the_sum_of_a_round():
 
 def test_a_round_is_the_mean_of_its_victims():
     course = {(0, 5, 1): 0.25, (0, 5, 3): 0.75, (0, 9, 1): 0.125, (1, 5, 1): 1.0}
-    assert defense_tables.by_round(course) == {(0, 5, -1): 0.5, (0, 9, -1): 0.125, (1, 5, -1): 1.0}
+    assert tables.by_round(course) == {(0, 5, -1): 0.5, (0, 9, -1): 0.125, (1, 5, -1): 1.0}
 
 
 def test_no_sum_was_measured():
-    _, findings = defense_tables.defenses(seen(federation(0.9, (0.4, 0.41), base="snip")))
+    _, findings = tables.defenses(seen(federation(0.9, (0.4, 0.41), base="snip")))
     assert said(findings, "sees only the sum") == said(findings, "hides as much as PriPrune") == "undecided"
 
 

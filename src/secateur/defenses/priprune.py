@@ -28,7 +28,7 @@ from torch.nn.functional import logsigmoid
 
 from secateur.catalogue import method
 from secateur.defenses.withholding import SAVED, WITHHELD, divide, empty_state, reload, whole_mask
-from secateur.errors import WrongInput, check_number, check_numbers, unknown
+from secateur.errors import WrongInput, check_number, check_numbers
 from secateur.gpu.adam import BETA_1, BETA_2, EPSILON
 from secateur.gpu.triton_loader import load_kernels
 from secateur.interfaces import Batch, ClientResult, LossOf, Mask, Params
@@ -207,19 +207,6 @@ def sample_withheld(logits: Tensor, noise: Tensor, temperature: Tensor, hard: bo
     odds = logits + noise
     soft = (odds / temperature).sigmoid()
     return (odds > 0).to(soft) + (soft - soft.detach()) if hard else soft
-
-
-def preset(data: str, base: str, **fields: float) -> PriPrune:
-    """Return PriPrune with the paper's lambdas for this data and base pruning, and the other fields as passed.
-
-    Example:
-        >>> preset("cifar10", "feddst").privacy
-        10.0
-    """
-    if (data, base) not in PRESETS:
-        raise unknown("preset", f"{data} {base}", [" ".join(key) for key in PRESETS])
-    accuracy, privacy, sharing = PRESETS[data, base]
-    return PriPrune(accuracy, privacy, sharing, **fields)  # type: ignore[arg-type]
 
 
 def _avoid_zero(total: Tensor) -> Tensor:

@@ -24,7 +24,7 @@ from secateur.evaluation.theory_curves import BATCH, RATE, ROUNDS, SIZE
 from secateur.experiments.federate import FederateExperiment, check_federate
 from secateur.runs.folder import Run
 from secateur.runs.rows import Row
-from secateur.studies.priprune import attack_tables, defense_tables, theory
+from secateur.studies.priprune import tables, theory
 from secateur.studies.priprune.results import GI, SGI, PripruneResults
 from secateur.studies.priprune.scale import (
     CIFAR10,
@@ -195,22 +195,22 @@ def _networks_and_rounds(scale: PripruneScale) -> list[Federations]:
 
 STUDIES = {
     "priprune-fig2": FederatedStudy(theory.tabulate(RATE), _femnist_by_rate, theory.bound),
-    "priprune-fig3": FederatedStudy(attack_tables.fig3, _attack_all(FIVE, broadcasts=("dense", "masked"))),
+    "priprune-fig3": FederatedStudy(tables.fig3, _attack_all(FIVE, broadcasts=("dense", "masked"))),
     "priprune-fig4": FederatedStudy(theory.tabulate(RATE, BATCH), _rates_and_batches, theory.bound),
     "priprune-fig5": FederatedStudy(theory.tabulate(SIZE, ROUNDS), _networks_and_rounds, theory.bound),
-    "priprune-fig6": FederatedStudy(defense_tables.fig6, _defend(("none", *WITHHOLDING), attacks=REMEMBERING)),
-    "priprune-fig8": FederatedStudy(defense_tables.fig8, _fixed_rates),
-    "priprune-fig9": FederatedStudy(defense_tables.fig9, _both),
-    "priprune-table2": FederatedStudy(defense_tables.table2, _both),
-    "priprune-tablea1": FederatedStudy(defense_tables.tablea1, _lambdas),
-    "priprune-figa1": FederatedStudy(attack_tables.figa1, _attack_all(("prunefl", "random"), "none")),
-    "priprune-figa2": FederatedStudy(attack_tables.figa2, _attack_all(("prunefl",))),
-    "priprune-figa3": FederatedStudy(attack_tables.figa3, _attack_all(FIVE, broadcasts=("masked",))),
-    "priprune-figa4": FederatedStudy(defense_tables.figa4, _defend([f"mix:largest={share}" for share in MIXES])),
-    "priprune-figa5": FederatedStudy(defense_tables.figa5, _largest),
+    "priprune-fig6": FederatedStudy(tables.fig6, _defend(("none", *WITHHOLDING), attacks=REMEMBERING)),
+    "priprune-fig8": FederatedStudy(tables.fig8, _fixed_rates),
+    "priprune-fig9": FederatedStudy(tables.fig9, _both),
+    "priprune-table2": FederatedStudy(tables.table2, _both),
+    "priprune-tablea1": FederatedStudy(tables.tablea1, _lambdas),
+    "priprune-figa1": FederatedStudy(tables.figa1, _attack_all(("prunefl", "random"), "none")),
+    "priprune-figa2": FederatedStudy(tables.figa2, _attack_all(("prunefl",))),
+    "priprune-figa3": FederatedStudy(tables.figa3, _attack_all(FIVE, broadcasts=("masked",))),
+    "priprune-figa4": FederatedStudy(tables.figa4, _defend([f"mix:largest={share}" for share in MIXES])),
+    "priprune-figa5": FederatedStudy(tables.figa5, _largest),
     "priprune-alpha": FederatedStudy(
-        defense_tables.alpha, _defend(["none", *(f"priprune:{value}" for value in (*ALPHAS, EQ_17))])
+        tables.alpha, _defend(["none", *(f"priprune:{value}" for value in (*ALPHAS, EQ_17))])
     ),
-    "priprune-defenses": FederatedStudy(defense_tables.defenses, _all_defenses),
+    "priprune-defenses": FederatedStudy(tables.defenses, _all_defenses),
 }
 register("priprune", "priprune", STUDIES)

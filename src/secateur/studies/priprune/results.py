@@ -19,7 +19,6 @@ from secateur.studies.table import Cells, TableLine, sparkline
 NMI, PSNR, LOSS, CHANCE = "nmi_256", "psnr", "attack_loss", "nmi_256_chance"
 WITHHELD, ACCURACY = "withheld_of_all", "test_accuracy"
 GI, SGI = "gi-priprune", "sgi"
-LITTLE = 0.02  # of accuracy or NMI: a smaller difference is none
 TITLES = {"data": "data", "model": "model", "batch": "batch size", "broadcast": "broadcast", "view": "view"}
 TITLES |= {"base": "base pruning", "rate": "base rate", "defense": "defense"}
 ALWAYS = ("base", "rate", "defense")  # labels of every line

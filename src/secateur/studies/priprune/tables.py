@@ -1,37 +1,119 @@
-"""Tables of priprune about defenses: Table 2, Table A1, Figs. 6, 8, 9, A4 and A5, and two that are not in the paper.
+"""Tables of priprune: attacks on base prunings (Figs. 3, A1, A2 and A3), then defenses.
 
-The two are `alpha`, about settings that the paper does not state, and `defenses`, with all defenses on one axis.
+Those are Table 2, Table A1, Figs. 6, 8, 9, A4 and A5. Two more are not in the paper: `alpha`, about settings that the
+paper does not state, and `defenses`, with all defenses on one axis.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
 from itertools import pairwise
 
 from secateur.catalogue import name_of
-from secateur.metrics.estimates import mean
+from secateur.metrics.estimates import combine, correlation, mean
 from secateur.metrics.membership import Estimate
 from secateur.studies.claims import Cases, Finding, judge, judge_claims, verdict
 from secateur.studies.priprune.results import (
     ACCURACY,
+    CHANCE,
+    GI,
     LOSS,
     NMI,
+    PSNR,
     SGI,
     WITHHELD,
     Course,
     PripruneFederation,
     PripruneResults,
+    attackers,
     lines,
     paired_difference,
 )
-from secateur.studies.table import Tabulated, find_printed
+from secateur.studies.table import TableLine, Tabulated, find_printed
 
 NETWORKS = {"femnist": "conv-2", "cifar10": "vgg-11"}  # of the paper, by data set
 REAL = ("largest", "random", "mix")
 LAMBDAS = {"accuracy": 5.0, "privacy": 15.0, "sharing": 2e-5}  # and their defaults
 OPEN = {"alpha": ("alpha_0", 0.5), "step": ("its step", 0.01), "temperature": ("the temperature", 5.0)}  # defaults
 Compare = Callable[[PripruneFederation | None, PripruneFederation | None], Estimate | None]
+
+
+def fig3(results: PripruneResults) -> Tabulated:
+    """Return Fig. 3: GI against SGI by base pruning and rate, with dense and with masked broadcast."""
+    findings: list[Finding] = []
+    for broadcast in ("dense", "masked"):
+        cases: Cases = {
+            f"{federation.base} {federation.rate:g}": paired_difference(
+                *(results.course(federation, NMI, attack) for attack in (SGI, GI))
+            )
+            for federation in results.select(broadcast=broadcast)
+        }
+        findings += judge_claims("priprune", "attacks", {"broadcast": broadcast}, sgi=cases)
+    return _marked_lines(results), [*findings, *_judge_falls(results, SGI), *_judge_agreement(results, SGI)]
+
+
+def figa1(results: PripruneResults) -> Tabulated:
+    """Return Fig. A1: the classic attack on pruned models, by pruning rate."""
+    cases: Cases = {}
+    for federation in results.cells:
+        if federation.rate > 0:
+            above = {seed: _above_chance(results, federation, seed) for seed in results.over(federation, NMI, GI)}
+            cases[f"{federation.base} {federation.rate:g}"] = combine(lambda value: -value, above)
+    return lines(results), [*judge_claims("priprune", "attacks", fails=cases), *_judge_falls(results, GI)]
+
+
+def figa2(results: PripruneResults) -> Tabulated:
+    """Return Fig. A2: NMI and PSNR by pruning rate, and their agreement."""
+    falls = [*_judge_falls(results, GI), *_judge_falls(results, GI, PSNR, "PSNR")]
+    return lines(results), [*falls, *_judge_agreement(results, GI)]
+
+
+def figa3(results: PripruneResults) -> Tabulated:
+    """Return Fig. A3: scores of the pictures by pruning rate and base pruning; the page shows the pictures."""
+    return lines(results), [*_judge_falls(results, SGI), *_judge_falls(results, SGI, "ssim", "SSIM")]
+
+
+def _judge_agreement(results: PripruneResults, attack: str) -> list[Finding]:
+    """Judge that NMI and PSNR are correlated over federations, with one pair per federation and seed."""
+    pairs = []
+    for federation in results.cells:
+        nmi, psnr = (results.over(federation, metric, attack) for metric in (NMI, PSNR))
+        pairs += [(nmi[seed].value, psnr[seed].value) for seed in nmi if seed in psnr]
+    r = correlation(pairs) if len(pairs) > 1 else None
+    return judge_claims("priprune", "attacks", agree={f"r over {len(pairs)} federations": r})
+
+
+def _marked_lines(results: PripruneResults) -> list[TableLine]:
+    """Return the lines, with a mark where GI and SGI are the same attack."""
+    owners = [federation for federation in results.cells for _ in attackers(results, federation)]
+    table = []
+    for federation, line in zip(owners, lines(results), strict=True):
+        gi, sgi = (results.course(federation, NMI, attack) for attack in (GI, SGI))
+        table.append(replace(line, mark="GI and SGI are the same here") if gi and gi == sgi else line)
+    return table
+
+
+def _judge_falls(results: PripruneResults, attack: str, metric: str = NMI, name: str = "NMI") -> list[Finding]:
+    """Judge that a measure falls from each pruning rate to the next higher one, all else being equal."""
+    groups: dict[PripruneFederation, list[PripruneFederation]] = {}
+    for federation in results.cells:
+        groups.setdefault(federation._replace(rate=0.0), []).append(federation)
+    cases: Cases = {}
+    for group in groups.values():
+        for low, high in pairwise(sorted(group, key=lambda federation: federation.rate)):
+            case = f"{low.base}, {low.broadcast}, {low.rate:g} to {high.rate:g}"
+            cases[case] = results.less(low, high, metric, attack)
+    return judge_claims("priprune", "attacks", {"measure": name}, falls=cases)
+
+
+def _above_chance(results: PripruneResults, federation: PripruneFederation, seed: int) -> Estimate:
+    """Return NMI minus its chance level, for one seed."""
+    course, chance = (results.course(federation, metric, GI) for metric in (NMI, CHANCE))
+    difference = paired_difference({key: value for key, value in course.items() if key[0] == seed}, chance)
+    assert difference is not None
+    return difference
 
 
 def table2(results: PripruneResults) -> Tabulated:
