@@ -4,11 +4,13 @@ import numpy as np
 import pytest
 import torch
 from safetensors import safe_open
+from safetensors.torch import save_file
 
 from secateur.cli import main
 from secateur.data.load import load
 from secateur.errors import WrongInput
 from secateur.experiments.prune import load_pruned
+from secateur.runs.folder import load_rows
 
 TINY = ["--set", "train.epochs=3", "--set", "finetune.epochs=2"]
 
@@ -86,8 +88,6 @@ def test_a_model_trained_privately_from_the_start_loads_with_its_own_structure(t
 
 
 def test_a_file_without_a_recipe_is_not_ours(tmp_path):
-    from safetensors.torch import save_file
-
     save_file({"w": torch.zeros(1)}, tmp_path / "plain.safetensors")
     with pytest.raises(WrongInput, match="no recipe"):
         load_pruned(tmp_path / "plain.safetensors")
@@ -174,3 +174,30 @@ def test_a_model_of_all_rows_says_that_no_audit_attacks_it(tmp_path, capsys):
         assert ("not the one that an audit attacks" in capsys.readouterr().out) is note
     weights = [load_pruned(tmp_path / f"{rows}.safetensors").state_dict() for rows in ("audited", "all")]
     assert not all(map(torch.equal, *(state.values() for state in weights)))
+
+
+def test_pixels_are_scaled_as_the_given_weights_know_them_in_prune_and_audit(tmp_path, monkeypatch):
+    """Weights that were trained on [0, 1] pixels, and data of bytes: nobody says how inputs are scaled."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "pixel_net.py").write_text(
+        "from torch import nn\n\ndef net():\n    return nn.Sequential(nn.Flatten(), nn.Linear(64, 32), nn.ReLU(), "
+        "nn.Linear(32, 10))\n"
+    )
+    data = load("digits")
+    pixels = ((data.inputs[:500] * data.std[0] + data.mean[0]) * 255).round().byte()
+    np.savez(tmp_path / "own.npz", inputs=pixels.numpy(), labels=data.labels[:500].numpy(), train_size=250)
+    np.savez(tmp_path / "scaled.npz", inputs=pixels.float().numpy() / 255, labels=data.labels[:500].numpy())
+    recipe = ["--set", "train.epochs=60", "--set", "train.patience=60", "--set", "finetune.epochs=2"]
+    elsewhere = ["--model", "pixel_net:net", "--data", "scaled.npz", "--rows", "all", "--sparsity", "0"]
+    assert main(["prune", *elsewhere, *recipe, "--out", str(tmp_path / "ours.safetensors")]) == 0
+    save_file(load_pruned(tmp_path / "ours.safetensors").state_dict(), tmp_path / "net.safetensors")  # without recipe
+    same = ["--model", "pixel_net:net", "--data", "own.npz", "--weights", "net.safetensors", "--sparsity", ".5"]
+    same += ["--pruner", "l1-unstructured", "--set", "finetune.epochs=2"]
+    assert main(["prune", *same, "--out", str(tmp_path / "pruned.safetensors")]) == 0
+    assert main(["audit", *same, "--attack", "conf", "--out", "run", "--export", str(tmp_path / "audited")]) == 0
+    (audited,) = (tmp_path / "audited").glob("l1*.safetensors")
+    assert audited.read_bytes() == (tmp_path / "pruned.safetensors").read_bytes()
+    again = ["--model", "pixel_net:net", "--data", "own.npz", "--weights", "pruned.safetensors", "--pruner", "none"]
+    assert main(["audit", *again, "--attack", "conf", "--out", "again"]) == 0  # the file says its scaling
+    value = {out: [r.value for r in load_rows(tmp_path / out) if r.metric == "auc"][-1] for out in ("run", "again")}
+    assert value["run"] == pytest.approx(value["again"], abs=1e-6)

@@ -14,7 +14,6 @@ from typing import Any
 
 import torch
 
-from secateur import tree
 from secateur.catalogue import Choice, methods
 from secateur.config import Audit, Prune, dump
 from secateur.data.dataset import Dataset
@@ -22,7 +21,7 @@ from secateur.data.partition import Part, in_out, in_out_pool
 from secateur.errors import WrongInput
 from secateur.evaluation.membership import cache_answers
 from secateur.evaluation.records import ModelRecords, records_csv
-from secateur.evaluation.setup import choose_scaling, join_population, prepare, with_scaling
+from secateur.evaluation.setup import join_population, prepare, with_scaling
 from secateur.evaluation.validity import (
     Accuracy,
     Validity,
@@ -53,10 +52,9 @@ from secateur.experiments.pipeline import (
     module_of,
 )
 from secateur.experiments.predictions import describe_plan, run_predictions
-from secateur.experiments.prune import is_pruned_file, save, save_program
+from secateur.experiments.prune import save, save_program, scale_inputs
 from secateur.experiments.threat_models import Compression, Matchup, grid, guess, list_matchups
 from secateur.gpu.determinism import deterministic
-from secateur.inference import predict
 from secateur.interfaces import (
     Batch,
     BlackBox,
@@ -71,7 +69,7 @@ from secateur.interfaces import (
 from secateur.metrics.epsilon import LEVEL
 from secateur.metrics.estimates import paired_drop
 from secateur.metrics.membership import auc_change
-from secateur.models.create import check_untrained, create, load_weights
+from secateur.models.create import check_untrained
 from secateur.runs.artifacts import Result
 from secateur.runs.folder import open_run
 from secateur.runs.rows import Row
@@ -163,13 +161,8 @@ def _prepare(config: Audit) -> tuple[Dataset, torch.device, Validity | None]:
     check_pruners(config.pruner, config, data)
     if config.trains_shadows:
         check_untrained(config.model, data.input_shape, data.classes)
-    scaling = None
-    if config.weights is not None and not (
-        config.form.says_scaling or data.described or is_pruned_file(config.weights)
-    ):
-        net = load_weights(create(config.model, data.input_shape, data.classes, derive(0, "check")), config.weights)
-        data, scaling = choose_scaling(data, partial(predict, net, tree.state_of(net)))
-    elif config.data not in methods("dataset") or config.form.says_scaling:
+    data, scaling = scale_inputs(config, data)
+    if scaling is None and (config.data not in methods("dataset") or config.form.says_scaling):
         scaling = Validity("scaling", True, f"the model's inputs are {data.scaling}")
     if config.population is not None:
         data = join_population(config, data, config.population)

@@ -4,21 +4,26 @@ from __future__ import annotations
 
 import io
 import json
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import nn
 
-from secateur.config import Prune, compressor, defense, dump
+from secateur import tree
+from secateur.config import Common, Prune, compressor, defense, dump
 from secateur.data.dataset import Dataset
 from secateur.data.partition import Part
+from secateur.data.scaling import Scaling, rescale, scaling_of
 from secateur.errors import WrongInput
-from secateur.evaluation.setup import prepare
+from secateur.evaluation.setup import choose_scaling, prepare, with_scaling
+from secateur.evaluation.validity import Validity
 from secateur.experiments.context import SeedContext, check_function, check_installed, check_pruners, split_rows
 from secateur.experiments.pipeline import VICTIM, ModelJob, make, mask_of, model_rows, module_of, prune
 from secateur.experiments.threat_models import compress_by
 from secateur.gpu.determinism import deterministic
+from secateur.inference import predict
 from secateur.interfaces import Converter, Mask, Teaches
 from secateur.models.create import create, example_rows, load_weights, read_tensors
 from secateur.pruning.removal import remove
@@ -41,6 +46,8 @@ def run_prune(config: Prune, out: Path) -> list[Row]:
     check_installed([config.defense], config.execution)
     check_function(config, [config.pruner], [config.defense])
     data, device = prepare(config)
+    data, _ = scale_inputs(config, data)
+    config = with_scaling(config, data)
     check_pruners([config.pruner], config, data)
     part = public_split(data, config.seed) if config.rows == "all" else select_audited(config, data)
     folder = out.with_suffix(".run")
@@ -133,9 +140,25 @@ def save_program(out: Path, net: nn.Module, input_shape: tuple[int, ...]) -> Non
     write(out, file.getvalue())
 
 
-def is_pruned_file(path: Path) -> bool:
-    """Return True for weights that `secateur prune` or an audit wrote: their inputs are scaled as by default."""
-    return path.suffix == ".safetensors" and "secateur" in read_tensors("weights", path)[1]
+def scale_inputs(config: Common, data: Dataset) -> tuple[Dataset, Validity | None]:
+    """Return the data as given weights take them, and the comparison that decided it; None if there was none.
+
+    A file of `secateur prune` or of an audit says its scaling. For other weights the members' accuracy decides, unless
+    the user or the data say it.
+    """
+    weights = config.weights
+    if weights is None or config.form.says_scaling or data.described:
+        return data, None
+    metadata = read_tensors("weights", weights)[1] if weights.suffix == ".safetensors" else {}
+    if "secateur" not in metadata:
+        net = load_weights(create(config.model, data.input_shape, data.classes, derive(0, "check")), weights)
+        return choose_scaling(data, partial(predict, net, tree.state_of(net)))
+    recipe = json.loads(metadata["secateur"])["config"]
+    present = scaling_of(data)
+    if not recipe.get("mean") or present is None:
+        return data, None  # the default scaling
+    stated = Scaling(f"pixels by the statistics of {weights.name}", tuple(recipe["mean"]), tuple(recipe["std"]))
+    return rescale(data, present, stated), None
 
 
 def load_pruned(path: Path | str) -> nn.Module:
