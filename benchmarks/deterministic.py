@@ -72,7 +72,7 @@ def train(name: str, device: str, execution: str, exact: bool, size: int, epochs
 def run(name: str, device: str, execution: str, exact: bool, size: int, epochs: int) -> Row:
     """Train in a process of its own."""
     here = [sys.executable, __file__, "--device", device, "--size", str(size), "--epochs", str(epochs)]
-    command = [*here, "--train", name, "--way", execution, *(["--exact"] if exact else [])]
+    command = [*here, "--train", name, "--execution", execution, *(["--exact"] if exact else [])]
     done = subprocess.run(command, capture_output=True, text=True, check=False, env=os.environ)
     if done.returncode:
         return {"fault": done.stderr.strip().splitlines()[-1] if done.stderr.strip() else "no output"}
@@ -89,8 +89,8 @@ def compare(name: str, device: str, execution: str, repeats: int, size: int, epo
             rows.append(run(name, device, execution, exact, size, epochs))
     faults = [row["fault"] for rows in results.values() for row in rows if "fault" in row]
     if faults:
-        return {"model": name, "way": execution, "fault": faults[0]}
-    row: Row = {"model": name, "way": execution}
+        return {"model": name, "execution": execution, "fault": faults[0]}
+    row: Row = {"model": name, "execution": execution}
     for part in ("later", "seconds"):
         plain, exact = (median(run[part] for run in results[mode]) for mode in (False, True))
         row |= {part: {"plain": plain, "deterministic": exact, "ratio": exact / plain}}
@@ -110,10 +110,10 @@ def main() -> None:
     parser.add_argument("--size", type=int, default=5120, help="Training rows of a model.")
     parser.add_argument("--epochs", type=int, default=6)
     parser.add_argument("--networks", default="", help="Comma-separated; by default some of each kind.")
-    parser.add_argument("--ways", default=",".join(EXECUTIONS))
+    parser.add_argument("--executions", default=",".join(EXECUTIONS))
     parser.add_argument("--json", type=Path)
     parser.add_argument("--train", help=argparse.SUPPRESS)
-    parser.add_argument("--way", default="auto", help=argparse.SUPPRESS)
+    parser.add_argument("--execution", default="auto", help=argparse.SUPPRESS)
     parser.add_argument("--exact", action="store_true", help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.train:
@@ -122,7 +122,7 @@ def main() -> None:
         return
     rows = []
     for name in options.networks.split(",") if options.networks else NETWORKS[options.device]:
-        for execution in options.ways.split(","):
+        for execution in options.executions.split(","):
             row = compare(name, options.device, execution, options.repeats, options.size, options.epochs)
             rows.append(row)
             print(json.dumps(row), flush=True)

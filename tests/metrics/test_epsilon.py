@@ -4,7 +4,7 @@ import pytest
 import torch
 from scipy.stats import beta, binom
 
-from secateur.metrics.epsilon import epsilon_bound, one_run_bound, one_run_p_value
+from secateur.metrics.epsilon import Counts, bound_of, epsilon_bound, one_run_bound, one_run_p_value
 from secateur.seeding import derive
 
 
@@ -43,6 +43,19 @@ def test_non_members_can_be_the_accused_side():
     scores = torch.rand(20_000, generator=rng).double()
     scores[~member & (torch.rand(20_000, generator=rng) < 0.3)] = -1.0  # only non-members are given away
     assert epsilon_bound(scores, member, derive(1, "half")).value > 3
+
+
+def test_delta_and_level_enter_the_bound():
+    # 60 of 100 and 10 of 100: the ends of Clopper and Pearson at .025 are .4972 and .1762
+    counts = Counts(60, 100, 10, 100)
+    assert bound_of(counts) == pytest.approx(math.log(0.4972 / 0.1762), abs=1e-3)
+    assert bound_of(counts, delta=0.1) == pytest.approx(math.log(0.3972 / 0.1762), abs=1e-3)
+    assert bound_of(counts, delta=0.4) == 0.0
+    low, high = beta.ppf(0.0025, 60, 41), beta.ppf(0.9975, 11, 90)
+    assert bound_of(counts, level=0.005) == pytest.approx(math.log(low / high))
+    scores, member = randomised_response(2.0, 20_000)
+    bounds = [epsilon_bound(scores, member, derive(0, "half"), delta) for delta in (0.0, 0.1)]
+    assert bounds[1].value == bound_of(bounds[1].counts, 0.1) < bounds[0].value == bound_of(bounds[0].counts)
 
 
 def test_chance_shows_nothing():

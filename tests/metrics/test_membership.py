@@ -1,12 +1,15 @@
+import math
+
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from scipy.stats import norm
 from sklearn.metrics import balanced_accuracy_score, roc_auc_score, roc_curve
 
 from secateur.interfaces import Guesses
 from secateur.metrics.estimates import difference, paired_drop
-from secateur.metrics.membership import auc, auc_change, evaluate, roc, share, tpr_at_fpr
+from secateur.metrics.membership import auc, auc_change, evaluate, roc, share, tpr_at_fpr, tpr_interval
 
 
 def test_auc_by_hand_counts_a_tie_as_a_half():
@@ -63,6 +66,48 @@ def test_intervals_cover_the_truth_about_as_often_as_they_say():
         estimate = evaluate(Guesses(scores, scores > 0.5), member, generator, resamples=200)["auc"]
         inside += estimate.low <= 0.7602 <= estimate.high
     assert 86 <= inside <= 100
+
+
+def test_the_interval_of_a_tpr_by_hand():
+    # B(100, .1): P[B < 5] = .0237, P[B > 16] = .0206; so the threshold lies between the 5th and the 17th non-member.
+    members = [99.5, 97.5, 94.5, 92.5, 88.5, 85.5, 50.5, 40.5, 30.5, 20.5]
+    scores = torch.cat([torch.tensor(members), torch.arange(1.0, 101)]).double()
+    curve = roc(scores, torch.arange(110) < 10)
+    estimate = tpr_interval(curve, 10, 100, 0.1)
+    # 4 members lie above 90, 2 above the 5th non-member, 6 at or above the 17th; Clopper and Pearson for 4 of 10
+    low, high = 0.1215523, 0.7376219
+    assert estimate.value == pytest.approx(0.4)
+    assert estimate.low == pytest.approx(0.4 - math.hypot(0.4 - low, 0.2), abs=1e-6)
+    assert estimate.high == pytest.approx(0.4 + math.hypot(high - 0.4, 0.2), abs=1e-6)
+
+
+def test_too_few_non_members_cannot_place_a_threshold():
+    # 300 others: with a chance of .99^300 = .049 none of them lies beyond the true threshold, so nothing is certain
+    member = torch.arange(600) < 300
+    estimate = tpr_interval(roc(member.double(), member), 300, 300, 0.01)
+    assert (estimate.value, estimate.low, estimate.high) == (1.0, 0.0, 1.0)
+    assert tpr_interval(roc(member.double(), member), 300, 300, 0.1).low == pytest.approx(0.025 ** (1 / 300))
+
+
+def test_ties_widen_the_interval_of_a_tpr():
+    member = torch.arange(2000) < 1000
+    coarse = torch.arange(2000) % 4  # a guess with four values: a quarter of all ties at the top
+    estimate = tpr_interval(roc(coarse.double(), member), 1000, 1000, 0.1)
+    assert (estimate.value, estimate.low) == (0.0, 0.0) and estimate.high > 0.25
+
+
+@pytest.mark.parametrize("shift", [0.0, 1.0])
+@pytest.mark.parametrize(("members", "others"), [(1000, 1000), (200, 1000)])
+def test_intervals_of_a_tpr_cover_the_truth(members, others, shift):
+    rng, draws = torch.Generator().manual_seed(5), 400
+    member, missed, alarms = torch.arange(members + others) < members, 0, 0
+    truth = float(norm.sf(norm.isf(0.01) - shift))
+    for _ in range(draws):
+        scores = torch.randn(members + others, generator=rng, dtype=torch.float64) + shift * member
+        estimate = tpr_interval(roc(scores, member), members, others, 0.01)
+        alarms += estimate.low > truth
+        missed += not estimate.low <= truth <= estimate.high
+    assert missed <= 0.05 * draws and alarms <= 0.025 * draws
 
 
 def test_intervals_are_the_same_for_the_same_seed():

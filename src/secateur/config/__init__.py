@@ -24,7 +24,7 @@ from secateur.config.methods import (
     defense_of_updates,
     inversion,
 )
-from secateur.config.policy import Limits, PolicyFile
+from secateur.config.policy import Limits, PolicyFile, PrivacyClaim
 from secateur.config.sweep import Reproduce, Sweep, Work
 
 __all__ = [
@@ -38,6 +38,7 @@ __all__ = [
     "Limits",
     "ModelRun",
     "PolicyFile",
+    "PrivacyClaim",
     "Protocol",
     "Prune",
     "Reproduce",

@@ -11,7 +11,7 @@ from pydantic import BeforeValidator, model_validator
 from secateur.config import base
 from secateur.config.base import Common, Training, field, flag
 from secateur.config.methods import check_together, choice
-from secateur.config.policy import Limits
+from secateur.config.policy import Limits, PrivacyClaim
 from secateur.errors import WrongInput, check_whole
 
 if TYPE_CHECKING:
@@ -83,8 +83,13 @@ class Audit(ModelRun):
     group: str | None = flag(
         None, "Column of yours by which leakage is compared: an array of an .npz file, or a column of a table."
     )
+    canaries: base.FromZero = flag(0, "Canaries that bound the epsilon of a private training, such as dp-sgd-scratch.")
     seeds: base.Seeds = flag(1, base.NUMBER_OF_SEEDS)
     limits: Limits = field(Limits, "Upper limits on leakage; exit code 1 above one of them, 3 if it is inconclusive.")
+
+    claim: PrivacyClaim | None = field(
+        None, "Privacy that is claimed for the model or predictions that you bring: epsilon, delta and unit."
+    )
 
     @property
     def form(self) -> DataForm:
@@ -119,6 +124,11 @@ class Audit(ModelRun):
     def _check(self) -> Audit:
         if self.protocol == "select" and self.shadows < 2:
             raise WrongInput("shadows", f"{self.shadows} is not allowed; protocol select needs at least 2")
+        if self.canaries:
+            check_whole("canaries", self.canaries, 4)  # a quarter is guessed to be in
+            private = any(defense.find_part("training") for defense in self.defense)
+            if not private or self.weights is not None or self.train.function is not None:
+                raise WrongInput("canaries", "need a private training; set the defense dp-sgd-scratch, without weights")
         check_whole("in_out", self.in_out, 0, even=True)  # every example is in half of these models
         if self.protocol != "known" and not self.pruner:
             raise WrongInput("pruner", f"is missing; protocol {self.protocol} needs at least one")

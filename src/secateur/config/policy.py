@@ -10,6 +10,7 @@ from pydantic import Field
 from secateur.config.base import Fields, NotNegative, field
 
 Limit = Annotated[float, Field(ge=0, le=1)] | None
+Unit = Literal["example", "client"]
 
 
 class Limits(Fields):
@@ -37,6 +38,14 @@ class Limits(Fields):
         return self.model_dump(by_alias=True, exclude_none=True, exclude={"decide", "attacker"})
 
 
+class PrivacyClaim(Fields):
+    """The privacy that a model's maker claims for its whole training."""
+
+    epsilon: NotNegative = field(..., "Claimed epsilon.")
+    delta: Annotated[float, Field(ge=0, lt=1)] = field(0.0, "Claimed delta.")
+    unit: Unit = field("example", "Whose presence is hidden: one example, or one client.")
+
+
 class PolicyFile(Fields):
     """A policy of an organisation: its limits, who set them, and until when they hold."""
 
@@ -46,3 +55,4 @@ class PolicyFile(Fields):
     set_on: date | None = None
     review_by: date | None = field(None, "After this day the policy decides nothing.")
     limits: Limits
+    claim: PrivacyClaim | None = field(None, "Privacy that is claimed for the models as they were brought.")

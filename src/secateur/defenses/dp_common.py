@@ -58,6 +58,7 @@ class Guarantee(NamedTuple):
     delta: float
     accountant: str
     covers: str
+    whole: bool = False  # True if it covers every use of the examples, so that an attack on the model can refute it
 
     def __str__(self) -> str:
         return f"epsilon {self.epsilon:.4g} at delta {self.delta:.3g} ({self.accountant}) for {self.covers}"

@@ -81,10 +81,14 @@ class DpSgd(PrivacySettings):
         every epoch before, so an epsilon of the epochs that ran would be no bound.
         """
         delta = self.delta or 1 / size
-        spent = epsilon(
-            self.noise_multiplier, [count_steps(size, recipe) for recipe in recipes], delta, self.accountant
-        )
-        return Guarantee(spent, delta, self.accountant, self.covers)
+        phases = [count_steps(size, recipe) for recipe in recipes]
+        spent = epsilon(self.noise_multiplier, phases, delta, self.accountant)
+        return Guarantee(spent, delta, self.accountant, self.covers, self.whole)
+
+    @property
+    def whole(self) -> bool:
+        """True if the guarantee covers the original's training too."""
+        return False
 
     @property
     def covers(self) -> str:
@@ -113,6 +117,11 @@ class DpSgdScratch(DpSgd):
         """Refuse BatchNorm, in the original and in the pruned model."""
         if any(isinstance(module, _BatchNorm) for module in net.modules()):
             raise WrongInput("model", "has BatchNorm, which dp-sgd-scratch cannot train; use structure(net)")
+
+    @property
+    def whole(self) -> bool:
+        """True: the members are used in no other training."""
+        return True
 
     @property
     def covers(self) -> str:

@@ -9,7 +9,7 @@ from datetime import date
 from typing import Any
 
 from secateur.config.policy import PolicyFile
-from secateur.evaluation.limits import Check, Evidence, Outcome, check, collect, outcome, policy_of
+from secateur.evaluation.limits import CLAIM, Check, Evidence, Outcome, check, collect, outcome, policy_of
 from secateur.metrics.estimates import difference
 from secateur.runs.rows import Row
 
@@ -41,7 +41,7 @@ class Gate:
         """The decision in one sentence; it never says more than the evidence shows."""
         total = sum(map(len, self.checks.values()))
         if self.outcome is Outcome.ABOVE:
-            return "FAIL: what was measured is above a limit, or worse than the last release."
+            return "FAIL: what was measured is above a limit, worse than the last release, or refutes a claim."
         if self.outcome is Outcome.INCONCLUSIVE:
             return "INCONCLUSIVE: the evidence does not show that the limits hold."
         return f"WITHIN THE LIMITS: all {total} checks hold against the attackers that were run, at their strength."
@@ -64,9 +64,9 @@ def decide(
     reasons = []
     if today is not None and policy.review_by is not None and today > policy.review_by:
         reasons.append(f"the policy was to be reviewed by {policy.review_by}")
-    rules = policy_of(policy.limits)
+    rules = policy_of(policy.limits, policy.claim)
     checks = {name: check(rows, rules) for name, rows in runs.items()}
-    if not rules.limits and baseline is None:
+    if not rules.limits and policy.claim is None and baseline is None:
         reasons.append("the policy has no limits")
     if baseline is not None:
         for name, rows in runs.items():
@@ -107,7 +107,8 @@ def render_markdown(gate: Gate) -> str:
     lines += ["| run | model | measure | measured | limit | result |", "|---|---|---|---|---|---|"]
     for name, checks in gate.checks.items():
         for item in checks:
-            cells = [name, item.subject, item.measure, _format_measured(item), f"{item.limit:g}", SIGNS[item.outcome]]
+            sign = "not refuted" if item.measure == CLAIM and item.passed else SIGNS[item.outcome]
+            cells = [name, item.subject, item.measure, _format_measured(item), f"{item.limit:.4g}", sign]
             lines.append("| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |")
     notes = [item.sentence for checks in gate.checks.values() for item in checks if not item.passed]
     return "\n".join([*lines, "", *(f"- {note}" for note in notes)]).rstrip() + "\n"

@@ -1,8 +1,10 @@
-"""Limits on leakage: what finished runs show, held against them.
+"""Limits on leakage, and claims of privacy: what finished runs show, held against them.
 
 A limit is within, above or inconclusive. By default a value beyond it is above. The upper end of the interval must lie
 within it, so that fewer rows never pass more easily. Silence never passes: a measure that is missing, or that the
 sample does not support, is inconclusive.
+
+A claimed epsilon is refuted where an attack shows more (`metrics/epsilon.py`). No attack can prove a claim.
 """
 
 from __future__ import annotations
@@ -15,8 +17,11 @@ from typing import Any, Literal
 from xml.etree import ElementTree
 
 from secateur.catalogue import methods, name_of
-from secateur.config.policy import Limits
+from secateur.config.policy import Limits, PrivacyClaim, Unit
+from secateur.evaluation.membership import COUNTS
 from secateur.evaluation.validity import failures
+from secateur.metrics.epsilon import LEVEL as EPSILON_LEVEL
+from secateur.metrics.epsilon import Counts, bound_of, one_run_bound
 from secateur.metrics.estimates import average, average_on_same, holm, mean_of, p_above
 from secateur.metrics.membership import TOO_FEW, UNSUPPORTED, Estimate
 from secateur.runs.rows import Row
@@ -29,6 +34,10 @@ NO_SHADOWS = "no attack with shadow models was run; give it shadows, or state `a
 UTILITY = ("accuracy_drop", "epsilon")  # measures of the model itself, without an attack
 BELOW_ZERO = ("advantage", "accuracy_drop", "auc_change")  # differences of shares
 UNBOUNDED = ("psnr", "epsilon")
+CLAIM = "claimed_epsilon"
+CANARIES = "the canaries' training"
+CANARY_COUNTS = ("canaries", "canary_guesses", "canary_right")
+UNTESTED = "not tested by this audit"
 
 
 class Outcome(StrEnum):
@@ -46,11 +55,12 @@ class Policy:
     limits: Mapping[str, float]
     decide: Decider = "high"
     attacker: Attacker = "shadows"
+    claim: PrivacyClaim | None = None  # of models as they were brought, beside the claims that runs state themselves
 
 
-def policy_of(limits: Limits) -> Policy:
+def policy_of(limits: Limits, claim: PrivacyClaim | None = None) -> Policy:
     """Return the limits of a run file or policy file as a policy."""
-    return Policy(limits.by_measure(), limits.decide, limits.attacker)
+    return Policy(limits.by_measure(), limits.decide, limits.attacker, claim)
 
 
 @dataclass(frozen=True)
@@ -95,6 +105,8 @@ class Check:
     @property
     def sentence(self) -> str:
         """The check as a sentence."""
+        if self.measure == CLAIM:
+            return f"{self.subject}: {self.reason}"
         if self.evidence is None or self.evidence.estimate is None:
             return f"{self.subject}: {self.measure} is inconclusive for the limit {self.limit:g}: {self.reason}"
         value, low, high = (f"{end:.3f}" for end in self.evidence.estimate[:3])
@@ -142,7 +154,77 @@ def check(rows: Sequence[Row], policy: Policy) -> list[Check]:
         if doubts and decided.outcome is not Outcome.INCONCLUSIVE:
             decided = replace(decided, outcome=Outcome.INCONCLUSIVE, reason=doubts[0])
         checks.append(decided)
-    return checks + _list_missing(checks, policy.limits)
+    return checks + _list_missing(checks, policy.limits) + check_claims(rows, policy.claim)
+
+
+def claim_rows(labels: dict[str, Any], claim: PrivacyClaim) -> list[Row]:
+    """Return a claim about a model as rows."""
+    note = f"for one {claim.unit}"
+    return [
+        Row(**labels, metric=CLAIM, value=claim.epsilon, note=note),
+        Row(**labels, metric="claimed_delta", value=claim.delta, note=note),
+    ]
+
+
+def check_claims(rows: Sequence[Row], brought: PrivacyClaim | None = None) -> list[Check]:
+    """Hold every claimed epsilon against the lower bounds of all attacks, which keep one level for a model.
+
+    Args:
+        rows: of a run, with the claims that it states.
+        brought: a claim about the models as they were brought: given, or not pruned.
+    """
+    deltas = {_subject(row): row.value or 0.0 for row in rows if row.metric == "claimed_delta"}
+    claims: dict[str, PrivacyClaim] = {}
+    for row in rows:
+        subject = _subject(row)
+        if row.metric == CLAIM and row.value is not None:
+            unit: Unit = "client" if row.note == "for one client" else "example"
+            claims[subject] = PrivacyClaim(epsilon=row.value, delta=deltas.get(subject, 0.0), unit=unit)
+        elif brought is not None and row.pruner in ("none", "given") and row.attack is not None:
+            claims.setdefault(subject, brought)
+    shifted = failures(rows, "blind")
+    return [_check_claim(name, claim, _bounds(rows, name, claim.delta), shifted) for name, claim in claims.items()]
+
+
+def _bounds(rows: Sequence[Row], subject: str, delta: float) -> dict[str, float]:
+    """Return by attack the largest lower bound on epsilon at this delta, over all trainings of a model.
+
+    All bounds on the model together keep the level (Bonferroni).
+    """
+    counts: dict[tuple[str, int, str], dict[str, int]] = {}
+    for row in rows:
+        if row.metric in (*COUNTS, *CANARY_COUNTS) and row.value is not None and _subject(row) == subject:
+            key = row.attack or CANARIES, row.seed, str(row.extra)
+            counts.setdefault(key, {})[row.metric] = int(row.value)
+    bounds: dict[str, float] = {}
+    for (attack, *_), numbers in counts.items():
+        level = EPSILON_LEVEL / len(counts)
+        if attack == CANARIES:
+            canaries, guesses, right = (numbers[name] for name in CANARY_COUNTS)
+            bound = one_run_bound(canaries, guesses, right, delta, level)
+        else:
+            bound = bound_of(Counts(*(numbers[name] for name in COUNTS)), delta, level)
+        bounds[attack] = max(bound, bounds.get(attack, 0.0))
+    return bounds
+
+
+def _check_claim(subject: str, claim: PrivacyClaim, bounds: Mapping[str, float], shifted: Sequence[str]) -> Check:
+    """Return the answer to one claim: refuted, not refuted, or not tested."""
+    text = f"the claimed epsilon {claim.epsilon:.4g} (delta {claim.delta:.3g}, for one {claim.unit})"
+    if claim.unit != "example" or not bounds:
+        reason = "attacks ask about single examples" if bounds else "no attack measured an epsilon"
+        return Check(subject, CLAIM, claim.epsilon, Outcome.INCONCLUSIVE, reason=f"{text} is {UNTESTED}: {reason}")
+    attack = max(bounds, key=lambda name: bounds[name])
+    bound = bounds[attack]
+    evidence = Evidence(subject, CLAIM, attack, Estimate(bound, bound, math.inf))
+    if bound <= claim.epsilon:
+        shown = f"{text} is not refuted: {attack} shows at least {bound:.3g}"
+        return Check(subject, CLAIM, claim.epsilon, Outcome.WITHIN, evidence, shown)
+    shown = f"{text} is refuted: {attack} shows at least {bound:.3g}, at 95 % confidence"
+    if shifted:
+        doubt = f"{shown}, if members and non-members differ by membership alone: {shifted[0]}"
+        return Check(subject, CLAIM, claim.epsilon, Outcome.INCONCLUSIVE, evidence, doubt)
+    return Check(subject, CLAIM, claim.epsilon, Outcome.ABOVE, evidence, shown)
 
 
 def outcome(checks: Iterable[Check]) -> Outcome:

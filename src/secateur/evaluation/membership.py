@@ -8,11 +8,13 @@ from torch import Tensor
 from torch.utils.weak import WeakTensorKeyDictionary
 
 from secateur.interfaces import BlackBox, Guesses, Predict
+from secateur.metrics.epsilon import Counts
 from secateur.metrics.membership import evaluate, roc, roc_figure
 from secateur.runs.rows import Row, join_notes
 from secateur.seeding import derive
 
-BOUND = "lower bound on epsilon, for one record; delta 0"
+BOUND = "lower bound on epsilon, for one record; delta {:g}"
+COUNTS = tuple(f"epsilon_{name}" for name in Counts._fields)
 NO_THRESHOLD = "needs shadow models: without them the attack ranks examples, but has no threshold to decide by"
 
 
@@ -37,9 +39,14 @@ def attack_rows(labels: dict[str, Any], result: dict[str, Any]) -> list[Row]:
     for measure, group, (value, low, high), number in result.get("groups", ()):
         note = join_notes(f"{group}, the worst of {number}", result["small_groups"])
         rows.append(Row(**labels, metric=f"worst_group_{measure}", value=value, low=low, high=high, note=note))
-    if "epsilon" in result:
-        rows.append(Row(**labels, metric="measured_epsilon", value=result["epsilon"], note=BOUND))
-    return rows
+    return rows + bound_rows(labels, result["bound"]) if "bound" in result else rows
+
+
+def bound_rows(labels: dict[str, Any], bound: dict[str, Any]) -> list[Row]:
+    """Return the measured epsilon, and the counts from which the bound at any other level and delta follows."""
+    row = Row(**labels, metric="measured_epsilon", value=bound["value"], note=BOUND.format(bound["delta"]))
+    counts = zip(COUNTS, bound["counts"], strict=True)
+    return [row, *(Row(**labels, metric=name, value=float(count)) for name, count in counts)]
 
 
 def cache_answers(predict: Predict) -> BlackBox:

@@ -6,6 +6,7 @@ victim, `AuditEvaluation` all victims and attackers of one seed.
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Sequence
 from functools import cache, cached_property, lru_cache, partial
@@ -15,10 +16,12 @@ from typing import Any
 import torch
 
 from secateur.catalogue import Choice, methods
-from secateur.config import Audit, Prune, dump
+from secateur.config import Audit, PrivacyClaim, Prune, dump
 from secateur.data.dataset import Dataset
 from secateur.data.partition import Part, in_out, in_out_pool
+from secateur.defenses.dp_common import Guarantee
 from secateur.errors import WrongInput
+from secateur.evaluation.limits import UNTESTED, claim_rows
 from secateur.evaluation.membership import cache_answers
 from secateur.evaluation.records import ModelRecords, records_csv
 from secateur.evaluation.setup import join_population, prepare, with_scaling
@@ -30,6 +33,7 @@ from secateur.evaluation.validity import (
     validity_rows,
 )
 from secateur.experiments.black_box import can_only_be_asked, plan_black_box, run_black_box, sparsity_rows
+from secateur.experiments.canaries import measure_canaries
 from secateur.experiments.context import (
     SeedContext,
     check_audit,
@@ -114,6 +118,8 @@ def run_audit(config: Audit, out: Path, export: Path | None = None) -> list[Row]
                 for attack in config.attack:
                     evaluation.measure_attack(matchup, attack)
                 evaluation.release()
+        for evaluation in evaluations if config.canaries else []:
+            evaluation.measure_canaries()
         run.write("records.csv", records_csv([record for evaluation in evaluations for record in evaluation.records]))
         if export is not None:
             for evaluation in evaluations:
@@ -259,8 +265,11 @@ class AuditEvaluation:
             context.run.add(sparsity_rows(labels, module_of(context, victim, model)))
         if victim.pruner is not None:
             self._measure_drop(victim, labels)
-            proved = guarantees(context, victim.defense, exposure.members.size)
-            context.run.add(Row(**labels, metric="epsilon", value=e.epsilon, note=str(e)) for e in proved)
+        for proved in self._guarantees(victim):
+            note = str(proved) if proved.whole else f"{proved}; {UNTESTED}"
+            context.run.add([Row(**labels, metric="epsilon", value=proved.epsilon, note=note)])
+        if (claim := self._claim(victim)) is not None:
+            context.run.add(claim_rows(labels, claim))
         exposure.measure_gaps(labels, context.data.classes, model.key)
 
     def export_models(self, folder: Path) -> None:
@@ -321,6 +330,13 @@ class AuditEvaluation:
         depends = {"model": models[0].key, "original": models[1].key, "seed": context.seed}
         done = context.run.stage("accuracy_drop", depends, compute).data
         context.run.add([Row(**labels, metric="accuracy_drop", **done)])
+
+    def measure_canaries(self) -> None:
+        """Audit each private training from scratch in one run, by canaries."""
+        private = [defense for defense in self.config.defense if defense.find_part("training") is not None]
+        for compression in dict.fromkeys(Compression(defense=defense) for defense in private):
+            (job,) = self.factory.jobs(compression, [VICTIM])
+            self.context.run.add(measure_canaries(job, self.config.canaries))
 
     def measure_attack(self, matchup: Matchup, attack: Choice) -> None:
         """Measure how well one attack tells the victim's members from non-members."""
@@ -415,6 +431,17 @@ class AuditEvaluation:
     def _model(self, victim: Compression) -> Result:
         return self.factory.models(victim, [VICTIM])[VICTIM]
 
+    def _guarantees(self, victim: Compression) -> list[Guarantee]:
+        return guarantees(self.factory.context_for(victim), victim, self.factory.parts[VICTIM].train.numel())
+
+    def _claim(self, victim: Compression) -> PrivacyClaim | None:
+        """Return the claim that attacks on a victim may refute: of its defense, or of the maker of given weights."""
+        if self.config.claim is not None and victim.pruner is None:
+            return self.config.claim
+        whole = next((proved for proved in self._guarantees(victim) if proved.whole), None)
+        proves = whole is not None and math.isfinite(whole.epsilon)
+        return PrivacyClaim(epsilon=whole.epsilon, delta=whole.delta) if whole is not None and proves else None
+
     def _expose(self, victim: Compression) -> MembershipExposure:
         """Return the exposure of a victim; its members and non-members are views, as second copies would be large."""
         both, size = self.candidates.batch, self.factory.parts[VICTIM].train.numel()
@@ -422,9 +449,10 @@ class AuditEvaluation:
         run, seed = self.context.run, self.context.seed
         box, part = partial(self._black_box, victim, self._model(victim)), self.factory.parts[VICTIM]
         title, ids = victim.title, torch.cat([part.train, part.test])
-        level = LEVEL / len(self.config.attack)
+        claim, level = self._claim(victim), LEVEL / len(self.config.attack)
+        delta = 0.0 if claim is None else claim.delta
         sides, groups = (members, nonmembers, self.candidates), self.context.data.groups_of(ids)
-        exposure = MembershipExposure(run, seed, *sides, box, title, ids, level, groups)
+        exposure = MembershipExposure(run, seed, *sides, box, title, ids, level, groups, delta)
         exposure.record = self._records.setdefault(victim, exposure.record)  # several attackers ask about one victim
         return exposure
 

@@ -16,6 +16,7 @@ from secateur.config import Audit, dump
 from secateur.data.dataset import Dataset
 from secateur.data.load import load
 from secateur.errors import WrongInput
+from secateur.evaluation.limits import claim_rows
 from secateur.evaluation.membership import cache_answers
 from secateur.evaluation.records import records_csv
 from secateur.evaluation.setup import choose_scaling
@@ -67,6 +68,7 @@ def run_black_box(config: Audit, out: Path) -> list[Row]:
         labels |= {"seed": seed, "extra": {}}
         exposure = work.measure(box, labels, name_model(config), key := _key(config, config.model))
         run.add([*sparsity_rows(labels, *nets), *validity_rows(labels, [scaling])])
+        run.add([] if config.claim is None else claim_rows(labels, config.claim))
         missing = [attack for attack in config.attack if attack not in able]
         run.add(Row(**labels, attack=str(one), metric="auc", value=None, note=NO_SHADOWS) for one in missing)
         records = [exposure.record]

@@ -138,6 +138,8 @@ def check_function(config: ModelRun, pruners: Iterable[Compressor], defenses: It
 
 def check_audit(config: Audit) -> None:
     """Refuse an audit that lacks a package, or has fewer shadow models than one of its attacks needs."""
+    if config.claim is not None and config.weights is None:
+        raise WrongInput("claim", "is about a model that you bring; set weights or predictions, or leave it out")
     check_installed(config.defense, config.execution)
     check_function(config, config.pruner, config.defense)
     if config.population is not None and not config.trains_shadows:

@@ -44,6 +44,7 @@ class MembershipExposure:
     ids: Tensor | None = None  # (N,) rows of the data set; None: rows of the candidates
     level: float = LEVEL  # of each attack's bound on epsilon
     groups: Sequence[str] | None = None  # (N,) the user's own column
+    delta: float = 0.0  # of the claim that the bound is held against
 
     @cached_property
     def record(self) -> ModelRecords:
@@ -101,7 +102,7 @@ class MembershipExposure:
             data = evaluate_guesses(guesses, self.is_member, self.seed)
             return Result({"scores": scores}, data | self._measure_exposure(scores))
 
-        depends |= {"attack": labels["attack"], "seed": self.seed, "level": self.level}
+        depends |= {"attack": labels["attack"], "seed": self.seed, "level": self.level, "delta": self.delta}
         if self.groups is not None:
             depends["groups"] = hashlib.sha256("\n".join(self.groups).encode()).hexdigest()
         done = self.run.stage("attack", depends, compute)
@@ -114,9 +115,10 @@ class MembershipExposure:
     def _measure_exposure(self, scores: Tensor) -> dict[str, Any]:
         """Return the worst groups of an attack with these scores, and the epsilon that it shows."""
         worst, measured, note = worst_groups(self.record, scores, derive(self.seed, "groups"))
-        bound = epsilon_bound(scores, self.is_member, derive(self.seed, "epsilon"), level=self.level)
+        bound = epsilon_bound(scores, self.is_member, derive(self.seed, "epsilon"), self.delta, self.level)
         groups = [[item.measure, item.group, list(item.estimate[:3]), item.groups] for item in worst]
-        return {"groups": groups, "measured": measured, "small_groups": note, "epsilon": bound.value}
+        rows = {"groups": groups, "measured": measured, "small_groups": note}
+        return rows | {"bound": bound._asdict() | {"delta": self.delta}}
 
 
 def name_attacker(labels: dict[str, Any]) -> str:

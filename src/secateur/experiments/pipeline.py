@@ -54,6 +54,7 @@ Fit = Callable[..., Iterator[tuple[int, Fitted]]]  # trainer.fit_many, or a defe
 Finetuning = partial[Iterator[tuple[int, Fitted]]]  # the same with its recipe and its loss
 VICTIM = "victim"
 INT8_LATENCY = "latency of torchao's graph without compiled kernels; those of a deployment are faster"
+BY_WEIGHTS = ("l1-unstructured", "l1-structured", "l2-structured", "random", "slimming", "synflow")  # ask no members
 
 
 @dataclass(frozen=True)
@@ -341,10 +342,22 @@ def _part(result: Result, prefix: str) -> Params:
     return {name.removeprefix(prefix): v for name, v in result.tensors.items() if name.startswith(prefix)}
 
 
-def guarantees(context: SeedContext, defense: Defense, size: int) -> list[Guarantee]:
-    """Return the guarantees of a defense for `size` training examples: (epsilon, delta), and their scope."""
-    recipes = context.recipes if defense.find_part("training") else context.recipes[1:]
-    return [method.guarantee(size, *recipes) for part in defense.parts if hasattr(method := part.make(), "guarantee")]
+def guarantees(context: SeedContext, compression: Compression, size: int) -> list[Guarantee]:
+    """Return the guarantees of a model's defense for `size` training examples: (epsilon, delta), and their scope.
+
+    A mask that a pruner computes from members is outside of every guarantee, and so is a training by other means: of
+    weights that were given, or by the user's function.
+    """
+    here = context.config.weights is None and context.user_function is None
+    first, last = compression.defense.find_part("training") is not None, compression.pruner is not None
+    if not last and not (first and here):
+        return []
+    recipes = context.recipes[0 if first else 1 : 2 if last else 1]
+    methods = [part.make() for part in compression.defense.parts]
+    proved = [method.guarantee(size, *recipes) for method in methods if hasattr(method, "guarantee")]
+    parts = () if compression.pruner is None else compression.pruner.parts
+    private = here and all(part.name in BY_WEIGHTS for part in parts)
+    return [guarantee._replace(whole=guarantee.whole and private) for guarantee in proved]
 
 
 def model_rows(

@@ -15,6 +15,7 @@ from secateur.catalogue import Choice
 from secateur.config import Audit, choice, dump
 from secateur.data.prediction_files import PredictionFile, Predictions, read_predictions
 from secateur.errors import WrongInput
+from secateur.evaluation.limits import claim_rows
 from secateur.evaluation.records import records_csv
 from secateur.evaluation.validity import labels as check_labels
 from secateur.evaluation.validity import member_accuracy, validity_rows
@@ -45,6 +46,9 @@ def run_predictions(config: Audit, file: Path, out: Path) -> list[Row]:
         level = LEVEL / max(1, len(config.attack))
         members, nonmembers = (attacker.batch(victim.membership == truth) for truth in (True, False))
         facts: dict[str, Any] = {"title": file.stem, "ids": attacker.ids, "level": level, "groups": victim.groups}
+        if config.claim is not None:
+            facts["delta"] = config.claim.delta
+            run.add(claim_rows(labels, config.claim))
         exposure = MembershipExposure(
             run, seed, members, nonmembers, attacker.candidates, lambda: attacker.box, **facts
         )

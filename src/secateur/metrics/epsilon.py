@@ -16,6 +16,15 @@ from torch import Generator, Tensor
 LEVEL = 0.05  # a bound is wrong at most this often
 
 
+class Counts(NamedTuple):
+    """Numbers of the half that tested the threshold: the accused side, and the others."""
+
+    hits: int  # of the accused side beyond the threshold
+    inside: int
+    alarms: int  # of the others beyond it
+    outside: int
+
+
 class EpsilonBound(NamedTuple):
     """Lower bound on epsilon at 95 % confidence, and the rates that it comes from."""
 
@@ -23,10 +32,22 @@ class EpsilonBound(NamedTuple):
     tpr: float  # share of members (or of non-members, whichever are accused) beyond the threshold
     fpr: float
     rows: int  # rows of the half that tested the threshold
+    counts: Counts  # from which the bound at any other level and delta follows
 
     def refutes(self, claimed: float) -> bool:
         """Return True if a training with the claimed epsilon would not leak as much."""
         return self.value > claimed
+
+
+def bound_of(counts: Counts, delta: float = 0.0, level: float = LEVEL) -> float:
+    """Return the least epsilon that allows such counts: log((TPR - delta) / FPR) at the rates' ends, at least 0.
+
+    Example:
+        >>> round(bound_of(Counts(60, 100, 10, 100)), 3), round(bound_of(Counts(60, 100, 10, 100), delta=0.1), 3)
+        (1.037, 0.813)
+    """
+    hits, alarms = np.array([counts.hits]), np.array([counts.alarms])
+    return float(_bounds(hits, counts.inside, alarms, counts.outside, delta, level)[0])
 
 
 def epsilon_bound(
@@ -44,11 +65,12 @@ def epsilon_bound(
     side = max(best, key=lambda accused: best[accused][0])
     inside, outside = _split_accused(*tested, side)
     hits, alarms = int((inside >= best[side][1]).sum()), int((outside >= best[side][1]).sum())
-    bound = float(_bounds(np.array([hits]), len(inside), np.array([alarms]), len(outside), delta, level)[0])
-    return EpsilonBound(bound, hits / max(1, len(inside)), alarms / max(1, len(outside)), len(tested[0]))
+    counts = Counts(hits, len(inside), alarms, len(outside))
+    rates = hits / max(1, len(inside)), alarms / max(1, len(outside))
+    return EpsilonBound(bound_of(counts, delta, level), *rates, len(tested[0]), counts)
 
 
-def one_run_bound(canaries: int, guesses: int, correct: int, delta: float = 0.0) -> float:
+def one_run_bound(canaries: int, guesses: int, correct: int, delta: float = 0.0, level: float = LEVEL) -> float:
     """Return a lower bound on epsilon from one training with canaries (Steinke et al. 2023, Theorem 5.2).
 
     Each canary is trained on or not by a fair coin of its own; the attacker guesses for some of them.
@@ -58,17 +80,20 @@ def one_run_bound(canaries: int, guesses: int, correct: int, delta: float = 0.0)
         guesses: number of canaries for which the attacker guesses, r.
         correct: number of correct guesses, v.
         delta: delta of the claim.
+        level: chance that the bound is above the true epsilon.
     """
-    if one_run_p_value(canaries, guesses, correct, 0.0, delta) > LEVEL:
+
+    def refuted(epsilon: float) -> bool:
+        return one_run_p_value(canaries, guesses, correct, epsilon, delta) <= level
+
+    if not refuted(0.0):
         return 0.0
     low, high = 0.0, 1.0
-    while high < 64 and one_run_p_value(canaries, guesses, correct, high, delta) <= LEVEL:
+    while high < 64 and refuted(high):
         low, high = high, 2 * high
     for _ in range(40):
         middle = (low + high) / 2
-        low, high = (
-            (middle, high) if one_run_p_value(canaries, guesses, correct, middle, delta) <= LEVEL else (low, middle)
-        )
+        low, high = (middle, high) if refuted(middle) else (low, middle)
     return low
 
 
@@ -115,5 +140,5 @@ def _bounds(hits: np.ndarray, inside: int, alarms: np.ndarray, outside: int, del
         return np.zeros(len(hits))
     low = np.where(hits > 0, beta.ppf(level / 2, hits, inside - hits + 1), 0.0)
     high = np.where(alarms < outside, beta.ppf(1 - level / 2, alarms + 1, outside - alarms), 1.0)
-    gain = np.maximum(low - delta, 1e-300) / high
-    return np.maximum(0.0, np.log(gain))
+    bounds: np.ndarray = np.log(np.maximum(low - delta, high) / high)
+    return bounds

@@ -1,7 +1,12 @@
-"""Measures of membership attacks with bootstrap intervals; ties are handled exactly."""
+"""Measures of membership attacks with their 95 % intervals; ties are handled exactly.
+
+Intervals are by bootstrap, but that of a TPR at a small FPR comes from order statistics: so few accusations make a
+bootstrap interval too narrow.
+"""
 
 from __future__ import annotations
 
+import math
 from typing import Any, NamedTuple
 
 import torch
@@ -56,6 +61,36 @@ def tpr_at_fpr(curve: RocCurve, fpr: float) -> Tensor:
     return torch.where(curve.fpr <= fpr + 1e-12, curve.tpr, 0.0).amax(-1)
 
 
+def tpr_interval(curve: RocCurve, members: int, nonmembers: int, fpr: float, side: float = 0.025) -> Estimate:
+    """Return the TPR at a fixed FPR with its interval: of the threshold, and of the share of members beyond it.
+
+    The true threshold of the FPR is unknown. It lies below the r-th highest non-member at confidence `1 - side`, for
+    the largest r with P[B < r] <= side; B is binomial over all non-members, each with the chance `fpr`. Its other end
+    follows likewise. A share of members has Clopper and Pearson's interval. Both deviations are added as squares;
+    benchmarks/intervals.py simulates the coverage.
+
+    Args:
+        curve: of all scores.
+        members: number of members.
+        nonmembers: number of non-members.
+        fpr: false-positive rate.
+        side: chance that the true TPR lies below the interval, and that it lies above.
+    """
+    from scipy.stats import beta, binom
+
+    value = float(tpr_at_fpr(curve, fpr))
+    hits = round(value * members)
+    low = float(beta.ppf(side, hits, members - hits + 1)) if hits else 0.0
+    high = float(beta.ppf(1 - side, hits + 1, members - hits)) if hits < members else 1.0
+    strict, loose = int(binom.ppf(side, nonmembers, fpr)), int(binom.isf(side, nonmembers, fpr)) + 1
+    least = float(tpr_at_fpr(curve, (strict - 1) / nonmembers)) if strict else 0.0  # strictly above that non-member
+    beyond = curve.tpr[curve.fpr >= loose / nonmembers - 1e-12]  # that non-member, and all that tie with it
+    most = float(beyond[0]) if len(beyond) else 1.0
+    down = math.hypot(value - low, max(0.0, value - least))
+    up = math.hypot(high - value, max(0.0, most - value))
+    return Estimate(value, max(0.0, value - down), min(1.0, value + up))
+
+
 def roc_figure(curve: RocCurve) -> dict[str, Any]:
     """Return a ROC curve of about 200 points: half evenly spaced, half logarithmically, to keep all low FPRs."""
     last = curve.fpr.numel() - 1
@@ -67,7 +102,7 @@ def roc_figure(curve: RocCurve) -> dict[str, Any]:
 
 
 def evaluate(guesses: Guesses, is_member: Tensor, rng: Generator, resamples: int = 1000) -> dict[str, Estimate]:
-    """Return all measures of an attack with 95 % percentile intervals from bootstrap resampling.
+    """Return all measures of an attack with 95 % intervals: percentiles of bootstrap draws, or `tpr_interval`.
 
     Members and non-members are resampled separately, because the sizes of the two sets are fixed by the experiment.
     An attack without decisions has only the measures of its ranking: AUC and TPR at a fixed FPR.
@@ -82,8 +117,7 @@ def evaluate(guesses: Guesses, is_member: Tensor, rng: Generator, resamples: int
 
     def measure_draw(drawn: list[tuple[Tensor, Tensor]]) -> dict[str, Tensor]:
         (inside, accepted), (outside, rejected) = drawn
-        curve = _curve(_counts(inside, count), _counts(outside, count))
-        ranking = {"auc": auc(curve)} | {f"tpr_at_fpr_{fpr:g}": tpr_at_fpr(curve, fpr) for fpr in FPRS}
+        ranking = {"auc": auc(_curve(_counts(inside, count), _counts(outside, count)))}
         return (_decision_measures(accepted, rejected, prior) if decides else {}) | ranking
 
     exact = measure_draw(sides)
@@ -93,11 +127,12 @@ def evaluate(guesses: Guesses, is_member: Tensor, rng: Generator, resamples: int
     bounds = torch.tensor([0.025, 0.975], dtype=torch.float64, device=device)
     table = torch.stack([torch.cat([draw[name] for draw in draws]) for name in exact])
     ends, values = torch.quantile(table, bounds, dim=1).T.tolist(), torch.stack([*exact.values()]).tolist()
-    curve, outside = roc(guesses.scores.double(), member), int((~member).sum())
-    return {
-        name: Estimate(value, low, high, _explain_coarse(name, curve, outside))
-        for name, value, (low, high) in zip(exact, values, ends, strict=True)
-    }
+    estimates = {name: Estimate(value, *end) for name, value, end in zip(exact, values, ends, strict=True)}
+    curve, (inside, outside) = roc(guesses.scores.double(), member), (len(side) for side, _ in sides)
+    for fpr in FPRS:
+        estimate = tpr_interval(curve, inside, outside, fpr)
+        estimates[f"tpr_at_fpr_{fpr:g}"] = estimate._replace(note=_explain_coarse(fpr, curve, outside))
+    return estimates
 
 
 def auc_change(before: Tensor, after: Tensor, is_member: Tensor, rng: Generator, resamples: int = 500) -> Estimate:
@@ -175,15 +210,12 @@ def _resample(levels: Tensor, right: Tensor, number: int, rng: Generator) -> tup
     return levels[drawn], right[drawn]
 
 
-def _explain_coarse(name: str, curve: RocCurve, nonmembers: int) -> str | None:
+def _explain_coarse(fpr: float, curve: RocCurve, nonmembers: int) -> str | None:
     """Return a note if the sample or the score is too coarse for TPR at this FPR.
 
     The score is too coarse if a tie of members and non-members lies across the FPR: only a share of the tied examples
     could be accepted, and a threshold accepts all or none.
     """
-    if not name.startswith("tpr_at_fpr_"):
-        return None
-    fpr = float(name.removeprefix("tpr_at_fpr_"))
     if fpr * nonmembers < 1:
         return f"{TOO_FEW}: {nonmembers} non-members, at least {round(1 / fpr)} needed"
     last = int((curve.fpr <= fpr + 1e-12).sum()) - 1

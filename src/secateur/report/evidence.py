@@ -20,8 +20,8 @@ from typing import Any
 from secateur.catalogue import Method, methods, name_of
 from secateur.config import PolicyFile, parse_fields, read_limits
 from secateur.errors import WrongInput, install_command
-from secateur.evaluation.gate import Gate, decide
-from secateur.evaluation.limits import Evidence, collect, uses_shadows
+from secateur.evaluation.gate import decide
+from secateur.evaluation.limits import UNTESTED, Check, Evidence, Outcome, check_claims, collect, uses_shadows
 from secateur.evaluation.validity import METRIC
 from secateur.runs.artifacts import version, write
 from secateur.runs.folder import load_config, load_figures, load_marker, load_rows
@@ -109,9 +109,9 @@ class EvidencePack:
 def build_pack(folder: Path, policy: PolicyFile | None = None, today: date | None = None) -> EvidencePack:
     """Return the evidence of a finished audit, decided against a policy, or else against the run's own limits."""
     rows = load_rows(folder)
-    text, marker = load_config(folder), load_marker(folder)
+    text, marker, claims = load_config(folder), load_marker(folder), check_claims(rows)
     config, limits = parse_fields("run", text), read_limits(text)
-    if policy is None and limits.by_measure():
+    if policy is None and (limits.by_measure() or any(item.outcome is Outcome.ABOVE for item in claims)):
         policy = PolicyFile(name="limits of the run file", limits=limits)
     gate = None if policy is None else decide({folder.name: rows}, policy, today=today)
     items = collect(rows, MEASURES)
@@ -126,7 +126,7 @@ def build_pack(folder: Path, policy: PolicyFile | None = None, today: date | Non
         policy=None
         if policy is None
         else policy.model_dump(mode="json", by_alias=True, exclude_none=True, exclude={"schema_version"}),
-        checks=[] if gate is None else _list_decided(gate),
+        checks=_list_decided(claims if gate is None else gate.checks[folder.name]),
         subject=_subject(rows, config),
         worst=_select_strongest(items),
         before=_select_strongest(originals) if compressed else [],
@@ -225,8 +225,7 @@ def render_html(pack: EvidencePack, figures: Sequence[dict[str, Any]] = ()) -> s
     )
 
 
-def _list_decided(gate: Gate) -> list[Decided]:
-    checks = [check for items in gate.checks.values() for check in items]
+def _list_decided(checks: Sequence[Check]) -> list[Decided]:
     return [Decided(c.subject, c.measure, c.limit, str(c.outcome), c.sentence) for c in checks]
 
 
@@ -293,6 +292,8 @@ def _list_untested(rows: Sequence[Row], attacks: Sequence[str], config: dict[str
         sentences.append("another training with the same recipe: all numbers are of one seed")
     if not config.get("adaptive") and any(row.defense not in (None, "basic", "none", "given") for row in rows):
         sentences.append("attackers whose shadow models use the defense too (adaptive)")
+    partly = [row for row in rows if row.metric == "epsilon" and UNTESTED in (row.note or "")]
+    sentences += sorted({f"the epsilon that {row.defense} proves: {row.note}" for row in partly})
     checked = {row.extra.get("check") for row in rows if row.metric == METRIC}
     if "blind" not in checked:
         sentences.append("whether members and non-members differ by themselves: the inputs were not there")

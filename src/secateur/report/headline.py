@@ -8,7 +8,19 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
-from secateur.evaluation.limits import LEVEL, Check, Evidence, Outcome, collect, outcome, p_value, uses_shadows
+from secateur.evaluation.limits import (
+    CLAIM,
+    LEVEL,
+    UNTESTED,
+    Check,
+    Evidence,
+    Outcome,
+    check_claims,
+    collect,
+    outcome,
+    p_value,
+    uses_shadows,
+)
 from secateur.evaluation.validity import METRIC, failures
 from secateur.metrics.estimates import holm
 from secateur.report.summary import group_by
@@ -16,9 +28,9 @@ from secateur.report.table import WORST, name_measure
 from secateur.report.verdict import GUESSING, Badge
 from secateur.runs.rows import Row
 
-# Above these an attack is better than guessing. A guess has a TPR that equals the FPR; three times that is asked for,
-# because bootstrap intervals of so few accusations are too narrow.
-GUESSES = {"auc": GUESSING, "tpr_at_fpr_0.01": 0.03, "tpr_at_fpr_0.001": 0.003}
+# Above these an attack is better than guessing. A guess has a TPR that equals the FPR on average, but at a threshold
+# that is the (k + 1)-th of n non-members, (k + 1) / (n + 1) lie beyond it: up to twice the FPR.
+GUESSES = {"auc": GUESSING, "tpr_at_fpr_0.01": 0.02, "tpr_at_fpr_0.001": 0.002}
 MEASURES = tuple(GUESSES)
 STRONG_AUC, STRONG_TPR = 0.7, 0.1  # a leak that anyone would call large
 CROWD = 1000  # people of the sentence with a magnitude
@@ -27,6 +39,10 @@ ANSWERS = {
     Outcome.INCONCLUSIVE: Badge("INCONCLUSIVE", "doubtful"),
     Outcome.WITHIN: Badge("WITHIN THE LIMITS, against these attackers", "good"),
 }
+
+
+REFUTED = Badge("FAIL: a claimed epsilon is refuted", "bad")
+FINE_TUNING = "The proved epsilon covers fine-tuning only, not the original's training; it is not tested by this audit."
 
 
 @dataclass(frozen=True)
@@ -42,11 +58,24 @@ class Headline:
 
 def build_headline(rows: Sequence[Row], limits: Sequence[Check] | None = None) -> Headline:
     """Return the first screen of an audit's rows; `limits` are the checks of its limits, None if there are none."""
+    claims = [item for run in group_by(rows, lambda row: row.extra.get("run")).values() for item in check_claims(run)]
+    headline = _build_measured(rows, [item for item in limits or [] if item.measure != CLAIM])
+    refuted = any(item.outcome is Outcome.ABOVE for item in claims)
+    untested = [FINE_TUNING] if any(row.metric == "epsilon" and UNTESTED in (row.note or "") for row in rows) else []
+    return replace(
+        headline,
+        badge=REFUTED if refuted else headline.badge,
+        sentences=[*headline.sentences, *(f"{_capitalise(item.sentence)}." for item in claims), *untested],
+    )
+
+
+def _build_measured(rows: Sequence[Row], limits: Sequence[Check]) -> Headline:
+    """Return the first screen without the claims."""
     shipped = [item for item in _collect(rows, MEASURES) if item.estimate is not None]
     if not shipped:
         badge = ANSWERS[outcome(limits)] if limits else Badge("INCONCLUSIVE: no attack was run", "doubtful")
         sentences = [] if limits else ["Nothing is known of these models' leakage."]
-        return Headline(badge, sentences, limits=_list_limits(limits or []))
+        return Headline(badge, sentences, limits=_list_limits(limits))
     originals = _collect([row for row in rows if row.pruner == "none"], MEASURES)
     before = originals if any(item.subject not in {o.subject for o in originals} for item in shipped) else []
     leaking = select_leaking(shipped)
@@ -60,7 +89,7 @@ def build_headline(rows: Sequence[Row], limits: Sequence[Check] | None = None) -
         badge,
         [sentence for sentence in sentences if sentence],
         numbers,
-        _list_limits(limits or []),
+        _list_limits(limits),
         [(holds, sentence) for sentence, holds in checks.items()],
     )
 
@@ -154,6 +183,10 @@ def _describe_attacker(rows: Sequence[Row], top: Evidence | None) -> str:
     public = max((row.value or 0 for row in rows if row.metric == "population"), default=0)
     knows += f", trained with {public:,.0f} more rows of its own" if public and shadowed else ""
     return f"{asked}The strongest attacker sees the model's answers and {knows}. Intervals cover {covers}."
+
+
+def _capitalise(sentence: str) -> str:
+    return sentence[:1].upper() + sentence[1:]
 
 
 def _format_strongest(items: Sequence[Evidence]) -> tuple[str, str, str]:

@@ -27,7 +27,7 @@ MODEL = {
     "confidence_gap": "confidence gap",
     "sensitivity_gap": "sensitivity gap",
     "sensitivity_gap_size": "sensitivity gap, size",
-    "epsilon": "ε of fine-tuning",
+    "epsilon": "ε proved",
 }
 COST = {
     "nonzero_parameters": "non-zero parameters",
