@@ -145,7 +145,8 @@ def furnish(folder: Path, run_file: str) -> None:
     rng, digits = torch.Generator().manual_seed(0), load("digits")
     pixels = digits.inputs[:600] * digits.std[0] + digits.mean[0]
     inputs, labels = pixels.clamp(0, 1), digits.labels[:600]
-    np.savez(folder / "own.npz", inputs=inputs.numpy(), labels=labels.numpy(), train_size=400)
+    scaling = {"mean": [0.0], "std": [1.0]}  # an untrained network knows its members in no scaling
+    np.savez(folder / "own.npz", inputs=inputs.numpy(), labels=labels.numpy(), train_size=400, **scaling)
     probabilities = torch.rand(100, 10, generator=rng).softmax(1).numpy()
     np.savez(
         folder / "answers.npz", probabilities=probabilities, labels=labels[:100].numpy(), membership=np.arange(100) < 50

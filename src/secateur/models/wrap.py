@@ -79,8 +79,7 @@ def wrap(
     if weights is not None and not isinstance(model, nn.Module):
         raise WrongInput("weights", "are for an nn.Module; leave them out")
     if isinstance(model, torch.export.ExportedProgram):
-        model = model.module()
-        return Wrapped(_reading(_plain(model), outputs, classes))
+        return Wrapped(_reading(_plain(model.module(), copied=True), outputs, classes))
     if isinstance(model, nn.Module):
         net = fold_masks(model) if weights is None else load_weights(copy_module(fold_masks(model)), weights)
         return Wrapped(_reading(_module(net), outputs, classes), net=net)
@@ -131,10 +130,10 @@ def _pure(net: nn.Module) -> Callable[[Tensor], Tensor]:
     return lambda inputs: answer(in_precision(net, inputs).to(device))
 
 
-def _plain(net: nn.Module) -> Answer:
-    """Return a module as a function of inputs, part by part, in eval mode."""
+def _plain(net: nn.Module, copied: bool = False) -> Answer:
+    """Return a module as a function of inputs, part by part, in eval mode; `copied` if it is no one else's."""
     with suppress(Exception):  # some scripted and quantised modules cannot be copied; then the user's own is asked
-        net = copy_module(net)
+        net = net if copied else copy_module(net)
     with suppress(NotImplementedError):  # a program of torch.export was traced in one mode
         net.eval()
     device = device_of(net)
