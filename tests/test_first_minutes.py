@@ -14,6 +14,8 @@ from torch import nn
 import secateur
 from secateur.cli import STRONGER, main
 from secateur.data.load import load
+from secateur.runs.folder import load_rows
+from secateur.runs.rows import select_comparable
 
 QUICK = ["--set", "train.epochs=2", "--set", "finetune.epochs=1", "--set", "train.patience=null"]
 
@@ -109,3 +111,20 @@ def test_results_in_a_notebook(rng):
     page = report._repr_html_()
     assert page.startswith("<table>") and "&lt;mine&gt;" in page and "<mine>" not in page and f"{auc:.4g}" in page
     assert report.provenance["torch"] == torch.__version__ and "secateur" in report.provenance
+
+
+def test_the_run_file_of_a_run_has_the_training_that_was_used_and_repeats_the_run(tmp_path):
+    flags = ["--pruner", "l1-unstructured", "--attack", "conf", "--shadows", "1", "--set", "examples=300"]
+    assert main(["audit", *flags, *QUICK, "--out", str(tmp_path / "first")]) == 0
+    fields = yaml.safe_load((tmp_path / "first" / "config.yaml").read_text())
+    assert (fields["train"]["epochs"], fields["finetune"]["epochs"]) == (2, 1)
+    assert fields["train"]["batch_size"] == 128 and fields["finetune"]["weight_decay"] == 5e-4
+    assert main(["audit", str(tmp_path / "first" / "config.yaml"), "--out", str(tmp_path / "second")]) == 0
+    first, second = (select_comparable(load_rows(tmp_path / name)) for name in ("first", "second"))
+    assert first == second
+
+
+def test_weights_without_a_recipe_stay_without_one(brought, tmp_path):
+    flags = ["--model", "digits-cnn", "--weights", str(brought / "net.pt"), "--data", str(brought / "own.npz")]
+    assert main(["audit", *flags, "--pruner", "none", "--attack", "conf", "--out", str(tmp_path / "run")]) == 0
+    assert "train" not in yaml.safe_load((tmp_path / "run" / "config.yaml").read_text())

@@ -3,6 +3,7 @@
 import csv
 import sys
 
+import numpy as np
 import pytest
 import torch
 
@@ -180,3 +181,13 @@ def test_grouped_convolutions_and_attention_are_pruned_by_the_backend(own, tmp_p
         assert main(["audit", "--model", f"{own}:{model}", *flags, "--out", str(tmp_path / model)]) == 0
         (small,) = values(tmp_path / model, "parameters_compressed")
         assert small < 0.7 * values(tmp_path / model, "parameters_masked", pruner="none")[0]
+
+
+def test_a_quantised_file_is_audited_as_it_is(compressed, tmp_path):
+    data = prepare(read(Audit, compressed / "run" / "config.yaml", {}))[0]
+    file = tmp_path / "own.npz"
+    np.savez(file, inputs=data.inputs.numpy(), labels=data.labels.numpy(), train_size=150)
+    model = str(compressed / "models" / "int8-with-basic-seed-0.pt2")
+    flags = ["--model", model, "--data", str(file), "--set", "inputs_are=normalised", "--attack", "conf"]
+    assert main(["audit", *flags, "--out", str(tmp_path / "run")]) == 0
+    assert len(values(tmp_path / "run", "auc")) == 1

@@ -10,7 +10,8 @@ from typing import Any, TypeVar
 import yaml
 from pydantic import ValidationError
 
-from secateur.config.base import Common, Fields
+from secateur.config.audit import ModelRun
+from secateur.config.base import Common, Fields, Training
 from secateur.config.messages import explain, load_yaml, yaml_value
 from secateur.config.policy import Limits
 from secateur.errors import WrongInput
@@ -57,6 +58,19 @@ def dump(config: Common) -> dict[str, Any]:
     for name in ("train", "finetune"):
         if name in config.model_fields_set:
             values[name] = getattr(config, name).model_dump(mode="json", exclude_unset=True)
+    return values
+
+
+def dump_recipes(config: ModelRun, tabular: bool) -> dict[str, Any]:
+    """Return `dump` with the effective values of training and fine-tuning.
+
+    Weights without a recipe stay so: with one, a repeated run would train shadow models. So does a user's function.
+    """
+    values = dump(config)
+    has_recipe = config.weights is None or "train" in config.model_fields_set
+    for name, recipe in zip(("train", "finetune"), config.recipes(tabular), strict=True):
+        if name == "finetune" or (has_recipe and config.train.function is None):
+            values[name] = {field: getattr(recipe, field) for field in Training.model_fields}
     return values
 
 

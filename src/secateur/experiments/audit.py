@@ -16,7 +16,7 @@ from typing import Any
 import torch
 
 from secateur.catalogue import Choice, methods
-from secateur.config import Audit, PrivacyClaim, Prune, dump
+from secateur.config import Audit, PrivacyClaim, Prune, dump, dump_recipes
 from secateur.data.dataset import Dataset
 from secateur.data.partition import Part, in_out, in_out_pool
 from secateur.defenses.dp_common import Guarantee
@@ -105,7 +105,8 @@ def run_audit(config: Audit, out: Path, export: Path | None = None) -> list[Row]
     check_audit(config)
     data, device, scaling = _prepare(config)
     config = with_scaling(fit_attacks(config, data), data)
-    opened = open_run(out, "audit", dump(config), device=str(device), seeds=config.seeds)
+    settings = dump_recipes(config, tabular=len(data.input_shape) == 1)
+    opened = open_run(out, "audit", settings, device=str(device), seeds=config.seeds)
     with deterministic(config.deterministic), opened as run:
         contexts = [SeedContext(run, config, data, device, seed) for seed in config.seeds]
         factories = [ModelFactory(context, parts_of(config, data, context.seed)) for context in contexts]

@@ -12,7 +12,7 @@ import torch
 from torch import nn
 
 from secateur import tree
-from secateur.config import Common, Prune, compressor, defense, dump
+from secateur.config import Common, Prune, compressor, defense, dump, dump_recipes
 from secateur.data.dataset import Dataset
 from secateur.data.partition import Part
 from secateur.data.scaling import Scaling, rescale, scaling_of
@@ -51,7 +51,8 @@ def run_prune(config: Prune, out: Path) -> list[Row]:
     check_pruners([config.pruner], config, data)
     part = public_split(data, config.seed) if config.rows == "all" else select_audited(config, data)
     folder = out.with_suffix(".run")
-    opened = open_run(folder, "prune", dump(config), device=str(device), seeds=[config.seed])
+    settings = dump_recipes(config, tabular=len(data.input_shape) == 1)
+    opened = open_run(folder, "prune", settings, device=str(device), seeds=[config.seed])
     with deterministic(config.deterministic), opened as run:
         context = SeedContext(run, config, data, device, config.seed, scratch=config.defense.find_part("training"))
         job = ModelJob(context, VICTIM, part)

@@ -158,11 +158,21 @@ def _load_program(path: Path) -> torch.export.ExportedProgram:
         importlib.import_module("torch.ao.quantization.fx._decomposed")  # registers the operations of int8 programs
     try:
         check_program(path)
+        if _is_quantised(path):
+            require("torchao", "compress")
+            import torchao.quantization.pt2e.quantize_pt2e  # noqa: F401  (registers the operators of int8)
         return torch.export.load(path)
     except WrongInput:
         raise
     except Exception as error:  # torch's reader fails in many ways on a damaged file
         raise WrongInput("model", f"{path} cannot be read as a .pt2 file: {_first_line(error)}") from error
+
+
+def _is_quantised(path: Path) -> bool:
+    """Return True if a program calls the operators of int8 networks, which torchao registers."""
+    with zipfile.ZipFile(path) as archive:
+        graphs = [name for name in archive.namelist() if name.partition("/")[2].startswith("models/")]
+        return any(b"quantized_decomposed" in archive.read(name) for name in graphs)
 
 
 OPERATORS = r"_operator\.(?!attrgetter|methodcaller|call)\w+"
