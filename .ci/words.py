@@ -38,7 +38,7 @@ def problems(path: Path) -> Iterator[tuple[int, str]]:
         if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
             line = getattr(node, "lineno", 1)
             yield from ((line, problem) for problem in docstring_problems(ast.get_docstring(node) or ""))
-        if isinstance(node, ast.FunctionDef) and "studies" not in path.parts and (problem := name_problem(node)):
+        if isinstance(node, ast.FunctionDef) and (problem := name_problem(node)):
             yield node.lineno, problem
         if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store) and node.id in NAMES and node not in fields:
             yield node.lineno, f"variable {node.id}: name it by its content"
