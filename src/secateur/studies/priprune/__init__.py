@@ -152,7 +152,7 @@ def _attack_all(bases: Sequence[str], *more: str, broadcasts: Sequence[str] = ("
     ]
 
 
-def _fixed_rates(scale: PripruneScale) -> list[Federations]:
+def _list_fixed_rates(scale: PripruneScale) -> list[Federations]:
     fixed = [f"pseudo-largest:rate={rate:g}" for rate in scale.defense_rates]
     return [Federations(defenses=("none", "priprune", *fixed), attacks=REMEMBERING)]
 
@@ -199,7 +199,7 @@ STUDIES = {
     "priprune-fig4": FederatedStudy(theory.tabulate(RATE, BATCH), _rates_and_batches, theory.bound),
     "priprune-fig5": FederatedStudy(theory.tabulate(SIZE, ROUNDS), _networks_and_rounds, theory.bound),
     "priprune-fig6": FederatedStudy(tables.fig6, _defend(("none", *WITHHOLDING), attacks=REMEMBERING)),
-    "priprune-fig8": FederatedStudy(tables.fig8, _fixed_rates),
+    "priprune-fig8": FederatedStudy(tables.fig8, _list_fixed_rates),
     "priprune-fig9": FederatedStudy(tables.fig9, _both),
     "priprune-table2": FederatedStudy(tables.table2, _both),
     "priprune-tablea1": FederatedStudy(tables.tablea1, _lambdas),

@@ -51,7 +51,7 @@ def fig3(results: PripruneResults) -> Tabulated:
             for federation in results.select(broadcast=broadcast)
         }
         findings += judge_claims("priprune", "attacks", {"broadcast": broadcast}, sgi=cases)
-    return _marked_lines(results), [*findings, *_judge_falls(results, SGI), *_judge_agreement(results, SGI)]
+    return _mark_lines(results), [*findings, *_judge_falls(results, SGI), *_judge_agreement(results, SGI)]
 
 
 def figa1(results: PripruneResults) -> Tabulated:
@@ -85,7 +85,7 @@ def _judge_agreement(results: PripruneResults, attack: str) -> list[Finding]:
     return judge_claims("priprune", "attacks", agree={f"r over {len(pairs)} federations": r})
 
 
-def _marked_lines(results: PripruneResults) -> list[TableLine]:
+def _mark_lines(results: PripruneResults) -> list[TableLine]:
     """Return the lines, with a mark where GI and SGI are the same attack."""
     owners = [federation for federation in results.cells for _ in attackers(results, federation)]
     table = []
@@ -128,7 +128,7 @@ def table2(results: PripruneResults) -> Tabulated:
                 saved = results.saving(results.other(federation, defense="none"), federation)
                 claim = f"PriPrune takes {100 * share:g} % of NMI away from {base}, {data}: at least half of that"
                 findings.append(judge(claim, {federation.data: saved}, "every", share / 2))
-    return lines(results, lambda federation: _printed(results, federation)), findings
+    return lines(results, lambda federation: _format_printed(results, federation)), findings
 
 
 def fig9(results: PripruneResults) -> Tabulated:
@@ -260,7 +260,7 @@ def _compare_defended(results: PripruneResults, compare: Compare) -> Cases:
     }
 
 
-def _printed(results: PripruneResults, federation: PripruneFederation) -> str:
+def _format_printed(results: PripruneResults, federation: PripruneFederation) -> str:
     """Return the cell of Table 2, with the paper's network if that is another one."""
     data = results.stands.get((federation.model, federation.data), "")
     pair = find_printed(
