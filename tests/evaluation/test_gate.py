@@ -59,3 +59,9 @@ def test_the_summary_and_sarif_say_the_same():
     results = document["runs"][0]["results"]
     assert document["version"] == "2.1.0" and [result["level"] for result in results] == ["error", "none"]
     assert results[0]["locations"][0]["physicalLocation"]["artifactLocation"]["uri"] == "runs/a/results.jsonl"
+
+
+def test_the_summary_says_whether_intervals_cover_trainings():
+    one, three = ([auc(0.6 + 0.001 * seed, seed=seed) for seed in range(number)] for number in (1, 3))
+    assert "rows of one training; another training may differ." in render_markdown(decide({"run": one}, policy()))
+    assert "Intervals cover rows and trainings." in render_markdown(decide({"run": three}, policy()))

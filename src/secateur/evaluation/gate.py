@@ -89,7 +89,7 @@ def compare_with_baseline(rows: Sequence[Row], baseline: Sequence[Row], measures
             checks.append(Check("this run", name, 0.0, Outcome.INCONCLUSIVE, reason=reason))
             continue
         change = difference(now.estimate, before.estimate)
-        evidence = Evidence(now.subject, name, now.attack, change)
+        evidence = Evidence(now.subject, name, now.attack, change, min(now.trainings, before.trainings))
         worse = Outcome.ABOVE if change.low > 0 else Outcome.WITHIN
         checks.append(Check(now.subject, name, 0.0, worse, evidence))
     return checks
@@ -110,6 +110,7 @@ def render_markdown(gate: Gate) -> str:
             sign = "not refuted" if item.measure == CLAIM and item.passed else SIGNS[item.outcome]
             cells = [name, item.subject, item.measure, _format_measured(item), f"{item.limit:.4g}", sign]
             lines.append("| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |")
+    lines += ["", _describe_trainings([item for checks in gate.checks.values() for item in checks])]
     notes = [item.sentence for checks in gate.checks.values() for item in checks if not item.passed]
     return "\n".join([*lines, "", *(f"- {note}" for note in notes)]).rstrip() + "\n"
 
@@ -132,6 +133,14 @@ def sarif(gate: Gate, version: str) -> str:
     document: dict[str, Any] = {"$schema": SARIF, "version": "2.1.0"}
     document["runs"] = [{"tool": {"driver": driver}, "results": results}]
     return json.dumps(document, indent=2) + "\n"
+
+
+def _describe_trainings(checks: Sequence[Check]) -> str:
+    """Return what the intervals of the checks cover; empty if nothing was measured."""
+    trainings = {item.evidence.trainings for item in checks if item.evidence is not None and item.measure != CLAIM}
+    if 1 in trainings:
+        return "Intervals cover the rows of one training; another training may differ."
+    return "Intervals cover rows and trainings." if trainings else ""
 
 
 def _select_strongest(items: Sequence[Evidence]) -> Evidence | None:
