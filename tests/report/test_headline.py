@@ -3,9 +3,9 @@
 from dataclasses import replace
 
 import pytest
-from audited import labels_of
+from audited import attack_rows, labels_of
 
-from secateur.evaluation.limits import Policy, check
+from secateur.evaluation.limits import Policy, check, collect
 from secateur.report.headline import build_headline, select_leaking
 from secateur.runs.rows import Row
 
@@ -159,8 +159,6 @@ def test_the_sentence_and_the_number_are_of_the_same_attack():
 
 
 def test_leaking_models_by_name():
-    from secateur.evaluation.limits import collect
-
     rows = [*LEAK, measured("auc", 0.5, model=("snip", 0.9, "ppb"))]
     assert select_leaking(collect(rows, ["auc"])) == {"snip 0.5, ppb"}
 
@@ -178,3 +176,13 @@ def test_members_that_differ_by_themselves_put_a_leak_in_doubt():
     assert headline.badge.text == "INCONCLUSIVE" and any(
         "may not be the model's doing" in s for s in headline.sentences
     )
+
+
+def test_trainings_that_differ_and_all_leak_are_shown_to_leak():
+    """Three trainings with AUCs of .57, .61 and .70, each certain by its rows: Student's interval reaches below .5."""
+    labels = labels_of("snip", 0.5, "basic", attack="conf")
+    rows = [row for seed, auc in enumerate((0.57, 0.61, 0.7)) for row in attack_rows(labels, seed, auc)]
+    (item,) = collect(rows, ["auc"])
+    assert item.estimate.low < 0.5 < item.by_rows.low
+    assert select_leaking([item]) == {item.subject}
+    assert "better than guessing" not in " ".join(build_headline(rows).sentences)

@@ -27,14 +27,20 @@ def point(accuracy, auc, pruner="l1-unstructured"):
     return SummaryLine(labels_of(pruner, 0.5, "basic", attack="conf"), cells)
 
 
-def test_one_seed_keeps_its_interval_and_several_give_mean_and_range():
+def test_one_seed_keeps_its_interval_and_three_give_one_over_trainings_and_rows():
     labels = labels_of("snip", 0.5, "basic", attack="conf")
     one = summarise(attack_rows(labels, 0, 0.6))
     assert (one[0].cells["auc"].low, one[0].cells["auc"].high) == (0.57, 0.63)
     three = summarise(row for seed, auc in enumerate((0.5, 0.6, 0.7)) for row in attack_rows(labels, seed, auc))
     assert len(three) == 1 and {row.seed for row in three[0].rows} == {0, 1, 2}
     cell = three[0].cells["auc"]
-    assert (round(cell.value, 9), cell.low, cell.high) == (0.6, 0.5, 0.7)
+    radius = 4.302653 * 0.1 / 3**0.5  # Student's with two degrees of freedom, the deviation of the values is 0.1
+    assert [round(end, 6) for end in (cell.value, cell.low, cell.high)] == [
+        0.6,
+        *(round(0.6 + x, 6) for x in (-radius, radius)),
+    ]
+    two = summarise(row for seed, auc in enumerate((0.5, 0.7)) for row in attack_rows(labels, seed, auc))
+    assert (two[0].cells["auc"].low, two[0].cells["auc"].high) == (0.5, 0.7)
 
 
 def test_an_attack_stands_beside_its_model_whatever_the_attacker_knew():

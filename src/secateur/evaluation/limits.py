@@ -72,6 +72,7 @@ class Evidence:
     attack: str | None
     estimate: Estimate | None  # None: it could not be measured, and `note` says why
     trainings: int = 1
+    by_rows: Estimate | None = None  # of these trainings alone: the interval covers their rows
     rows: int | None = None  # members and non-members that were asked about
     note: str = ""
 
@@ -325,6 +326,15 @@ def p_value(item: Evidence, bound: float) -> float:
     return p_above(item.estimate, bound, item.trainings - 1)
 
 
+def p_of_guessing(item: Evidence, guess: float) -> float:
+    """Return the p-value of an attacker that guesses, over all trainings.
+
+    A guess is a guess on every model, so trainings do not differ then, and their rows alone make the difference.
+    """
+    assert item.by_rows is not None
+    return p_above(item.by_rows, guess)
+
+
 def _find_surpassed(items: Sequence[Evidence], limits: Mapping[str, float]) -> set[int]:
     """Return ids of the evidence that lies above its limit, at one level for all comparisons (Holm)."""
     known = [item for item in items if item.estimate is not None]
@@ -352,7 +362,8 @@ def _evidence(subject: str, measure: str, attack: str | None, group: _Group, row
     seeds = [average_on_same(values) for values in group.values.values()]  # one training's rows are asked again
     note = next((note for note in group.notes if note.startswith(UNSUPPORTED)), next(iter(group.notes), ""))
     estimate = average_trainings(seeds, bounds) if seeds else None
-    return Evidence(subject, measure, attack, estimate, max(1, len(seeds)), rows, note)
+    by_rows = average(seeds) if seeds else None
+    return Evidence(subject, measure, attack, estimate, max(1, len(seeds)), by_rows, rows, note)
 
 
 def _sums_up(row: Row) -> bool:

@@ -18,7 +18,7 @@ from secateur.evaluation.limits import (
     check_claims,
     collect,
     outcome,
-    p_value,
+    p_of_guessing,
     uses_shadows,
 )
 from secateur.evaluation.validity import METRIC, failures
@@ -97,7 +97,7 @@ def _build_measured(rows: Sequence[Row], limits: Sequence[Check]) -> Headline:
 def select_leaking(items: Sequence[Evidence]) -> set[str]:
     """Return the models on which an attack is better than guessing, at one level for all comparisons (Holm)."""
     known = [item for item in items if item.supported]
-    adjusted = holm([p_value(item, GUESSES[item.measure]) for item in known])
+    adjusted = holm([p_of_guessing(item, GUESSES[item.measure]) for item in known])
     return {item.subject for item, p in zip(known, adjusted, strict=True) if p <= LEVEL}
 
 

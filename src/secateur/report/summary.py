@@ -9,6 +9,7 @@ from typing import Any, TypeVar
 
 import numpy as np
 
+from secateur.evaluation.limits import average_trainings
 from secateur.metrics.membership import Estimate
 from secateur.runs.rows import Row
 
@@ -206,12 +207,20 @@ def _summarise_cells(rows: Iterable[Row]) -> dict[str, SummaryCell]:
 
 
 def summarise_cell(rows: Sequence[Row]) -> SummaryCell:
-    """Return the mean of one measure over the seeds; rows without a value add their note only."""
+    """Return the mean of one measure over the seeds; rows without a value add their note only.
+
+    From three seeds on its interval covers trainings and rows, as that of a limit does. Of two seeds, and of a measure
+    without intervals of its own, the ends are the smallest and the largest value.
+    """
     notes = "; ".join(sorted({row.note for row in rows if row.note})) or None
     known = [row for row in rows if row.value is not None]
     if len(known) == 1:
         return SummaryCell(known[0].value, known[0].low, known[0].high, notes)
     values = [row.value for row in known if row.value is not None]
+    if len(known) > 2 and all(row.low is not None and row.high is not None for row in known):
+        ends = [end for row in known for end in (row.low, row.high) if end is not None]
+        bounds = (0.0, 1.0) if min(ends) >= 0 and max(ends) <= 1 else (-math.inf, math.inf)
+        return SummaryCell(*average_trainings([estimate(row) for row in known], bounds)[:3], notes)
     return SummaryCell(average(values), min(values, default=None), max(values, default=None), notes)
 
 
