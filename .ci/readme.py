@@ -59,7 +59,6 @@ def net():
     "sweep.yaml": "job: invert\nattack: ig\niterations: 5\ntargets: 1\nseeds: 2\n",
     "presumed.py": """
 import torch
-import torch.nn.utils.prune
 import secateur
 from my_models import net as make
 from secateur.data.load import load
@@ -70,8 +69,7 @@ data = load("digits").limit_rows(200, rng)
 inputs, labels = torch.rand(2, 1, 8, 8, generator=rng) * 2 - 1, data.labels[:2]
 members, nonmembers = ((data.inputs[rows], data.labels[rows]) for rows in (slice(0, 50), slice(50, 100)))
 its_members, its_nonmembers = ((data.inputs[rows], data.labels[rows]) for rows in (slice(100, 150), slice(150, 200)))
-model, shadow, net, pruned = make(), make(), make(), make()
-torch.nn.utils.prune.l1_unstructured(pruned[0], "weight", 0.5)
+model, shadow, net = make(), make(), make()
 sent = DualGradientPruning().compress({name: torch.randn_like(value) for name, value in net.named_parameters()})
 """,
 }
@@ -157,9 +155,6 @@ def furnish(folder: Path, run_file: str) -> None:
     net = make()
     for name in ("net", "sent"):
         save_file(state_of(net), folder / f"{name}.safetensors")
-    torch.save(state_of(net), folder / "pruned.pt")
-    sizes = ({0: torch.export.Dim("rows", min=1)},)
-    torch.export.save(torch.export.export(net, (inputs[:2],), dynamic_shapes=sizes), folder / "net.pt2")
     update = gradient_update(net, state_of(net), Batch(inputs[:1], labels[:1]))
     save_file(update.values, folder / "captured.safetensors", metadata={"kind": "gradient"})
     usual = create(Invert().model, digits.input_shape, digits.classes, rng)

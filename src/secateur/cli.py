@@ -190,7 +190,9 @@ def audit(
 
     FILE.yaml is a run file; flags override its fields.
     """
-    from secateur.experiments.audit import plan, run_any_audit
+    from secateur.experiments.audit import plan, run_audit
+    from secateur.experiments.black_box import can_only_be_asked, run_black_box
+    from secateur.experiments.predictions import run_predictions
     from secateur.report.terminal import print_audit
 
     settings: Audit = ctx.obj
@@ -198,7 +200,12 @@ def audit(
         typer.echo("\n".join(plan(settings)))
         return
     _check_writable(junit)
-    rows = run_any_audit(settings, out, export)
+    if settings.predictions is not None:
+        rows = run_predictions(settings, settings.predictions, out)
+    elif can_only_be_asked(settings):
+        rows = run_black_box(settings, out)
+    else:
+        rows = run_audit(settings, out, export)
     _print(rows, json_, print_audit, f"the page: {out / 'report.html'}")
     if not settings.trains_shadows and not json_:
         typer.echo(STRONGER)

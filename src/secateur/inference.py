@@ -17,6 +17,8 @@ from secateur.functional import Functional, split
 from secateur.gpu.precision import full_precision
 from secateur.interfaces import Batch, BlackBox, Loss, Params
 
+Feature = Callable[[Tensor, Tensor], Tensor]  # ((N, K) probabilities, (N,) labels) -> (..., N)
+
 TOLERANCE = 1e-3  # how far a row's sum may be from one: saved predictions are often rounded to four digits
 
 
@@ -127,3 +129,23 @@ def probabilities(box: BlackBox, inputs: Tensor) -> Tensor:
     if not off <= TOLERANCE or bool((answers < 0).any()):
         raise WrongInput("predictions", "are not probabilities; give rows of numbers from 0 to 1 that sum to one")
     return answers
+
+
+def ask(box: BlackBox, batch: Batch, feature: Feature) -> Tensor:
+    """Return a feature of a black box's answers about examples, (..., N), by as many rows at a time as the box says.
+
+    Args:
+        box: the model.
+        batch: the examples.
+        feature: a function of probabilities (n, K) and labels (n,), row by row.
+    """
+    if box.rows is None or batch.size <= box.rows:
+        return feature(probabilities(box, batch.inputs), batch.labels)
+    parts = zip(*(torch.split(side, box.rows) for side in batch), strict=True)
+    return torch.cat([feature(probabilities(box, inputs), labels) for inputs, labels in parts], -1)
+
+
+def ask_labels(box: BlackBox, batch: Batch) -> Tensor:
+    """Return the label (N,) that a black box gives each example, by as many rows at a time as the box says."""
+    parts = torch.split(batch.inputs, box.rows or max(1, batch.size))
+    return torch.cat([box.predict(part).argmax(1) for part in parts])

@@ -116,6 +116,7 @@ class BlackBox:
     predict: Predict
     labels_only: bool = False  # then `predict` returns one-hot rows, which attacks that need probabilities refuse
     metered: bool = False  # True if questions cost, as at an endpoint: gaps of moved inputs are then not measured
+    rows: int | None = field(default=None, kw_only=True)  # to ask about at a time; None: all, as answers fit in memory
 
 
 @dataclass(frozen=True)

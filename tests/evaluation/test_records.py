@@ -9,8 +9,8 @@ from secateur.evaluation.records import (
     list_most_exposed,
     nonmembers_above,
     ranks,
-    records_csv,
     worst_groups,
+    write_records,
 )
 from secateur.seeding import derive
 
@@ -29,7 +29,7 @@ def records(**fields):
 
 def test_the_file_names_every_row_with_its_score_rank_and_false_positive_rate():
     both = [records(), records(seed=1, scores={"lira": torch.tensor([1.0, 2.0, 3.0, 4.0])})]
-    lines = list(csv.DictReader(io.StringIO(records_csv(both))))
+    lines = list(csv.DictReader(io.StringIO("".join(write_records(both)))))
     assert len(lines) == 8
     first = lines[0]
     assert (first["id"], first["label"], first["member"], first["conf rank"]) == ("7", "0", "1", "3")
@@ -57,7 +57,7 @@ def test_the_worst_group_is_found_and_its_interval_holds_for_all_groups():
     scores[member & (labels == 2)] += 0.6  # only one class leaks
     groups = ["old" if i < 1000 else "new" for i in range(2000)]
     part = records(ids=torch.arange(2000), labels=labels, is_member=member, groups=groups, scores={"conf": scores})
-    worst, _, note = worst_groups(part, scores, rng)
+    worst, _, note = worst_groups(part, scores)
     by_measure = {exposure.measure: exposure for exposure in worst}
     assert by_measure["auc"].group == "class 2" and by_measure["auc"].groups == 6 and note == ""
     # P[u + .6 > v] of two uniform numbers: 1 - .4 ** 2 / 2
@@ -67,5 +67,5 @@ def test_the_worst_group_is_found_and_its_interval_holds_for_all_groups():
 
 def test_small_groups_are_left_out_and_counted():
     part = records()
-    worst, _, note = worst_groups(part, part.scores["conf"], derive(0, "groups"))
+    worst, _, note = worst_groups(part, part.scores["conf"])
     assert worst == [] and note == "2 groups have fewer than 20 members or non-members"

@@ -5,6 +5,7 @@ import logging
 import pytest
 import torch
 
+from secateur.cli import main
 from secateur.config import defense
 from secateur.defenses.uploads import protection_of
 from secateur.errors import WrongInput
@@ -61,3 +62,11 @@ def test_a_federation_is_the_same_wherever_states_are_held(text, execution, devi
 def test_a_federation_counts_who_can_be_sampled():
     fed = federation(withholding=Withhold(), rounds=1, per_round=2)
     assert fed.room.clients == 2 and fed.room.size > 0 and not fed.room.on_host
+
+
+def test_a_dry_run_refuses_states_that_the_run_would_refuse(monkeypatch, capsys):
+    monkeypatch.setattr(stacked_rounds.os, "sysconf", {"SC_PAGE_SIZE": 4096, "SC_PHYS_PAGES": 10}.get)
+    flags = ["--clients", "8", "--per-round", "4", "--rounds", "2", "--dry-run", "--set", "examples=200"]
+    assert main(["federate", "--base-pruning", "none", "--defense", "pseudo-largest", *flags]) == 2
+    assert "clients: the states of 8 clients take 0.02 GB" in capsys.readouterr().err
+    assert main(["federate", "--base-pruning", "none", "--defense", "none", *flags]) == 0

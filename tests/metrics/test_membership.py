@@ -9,7 +9,7 @@ from sklearn.metrics import balanced_accuracy_score, roc_auc_score, roc_curve
 
 from secateur.interfaces import Guesses
 from secateur.metrics.estimates import difference, paired_drop
-from secateur.metrics.membership import auc, auc_change, evaluate, roc, share, tpr_at_fpr, tpr_interval
+from secateur.metrics.membership import auc, auc_change, evaluate, placements, roc, share, tpr_at_fpr, tpr_interval
 
 
 def test_auc_by_hand_counts_a_tie_as_a_half():
@@ -42,7 +42,7 @@ def test_every_measure_and_its_interval():
     member = torch.arange(400) < 200
     scores = torch.randn(400, generator=generator) + member
     guesses = Guesses(scores, scores > 0.5)
-    result = evaluate(guesses, member, torch.Generator().manual_seed(1))
+    result = evaluate(guesses, member)
     expected = balanced_accuracy_score(member.numpy(), guesses.members.numpy())
     assert result["balanced_accuracy"].value == pytest.approx(expected)
     assert result["attack_accuracy"].value == pytest.approx(expected)  # as many members as non-members
@@ -63,7 +63,7 @@ def test_intervals_cover_the_truth_about_as_often_as_they_say():
     inside = 0
     for _ in range(100):
         scores = torch.randn(120, generator=generator) + member
-        estimate = evaluate(Guesses(scores, scores > 0.5), member, generator, resamples=200)["auc"]
+        estimate = evaluate(Guesses(scores, scores > 0.5), member)["auc"]
         inside += estimate.low <= 0.7602 <= estimate.high
     assert 86 <= inside <= 100
 
@@ -110,11 +110,40 @@ def test_intervals_of_a_tpr_cover_the_truth(members, others, shift):
     assert missed <= 0.05 * draws and alarms <= 0.025 * draws
 
 
-def test_intervals_are_the_same_for_the_same_seed():
-    member = torch.arange(50) < 25
-    guesses = Guesses(torch.arange(50.0) % 7, torch.arange(50) % 2 == 0)
-    first, second = (evaluate(guesses, member, torch.Generator().manual_seed(3)) for _ in range(2))
-    assert first == second
+def test_the_interval_of_an_auc_by_hand():
+    # members 4, 3, 1; non-members 3, 2, 0: placements 1, 5/6, 1/3 of members and 1/2, 2/3, 1 of non-members
+    scores, member = torch.tensor([4.0, 3.0, 1.0, 3.0, 2.0, 0.0]), torch.tensor([True] * 3 + [False] * 3)
+    inside, outside = placements(scores, member)
+    assert inside.tolist() == pytest.approx([1, 5 / 6, 1 / 3]) and outside.tolist() == pytest.approx([1 / 2, 2 / 3, 1])
+    # their means are the AUC, 13/18; their variances 13/108 and 7/108, each over 3 rows, add up to (20/108) / 3
+    estimate = evaluate(Guesses(scores, None), member)["auc"]
+    radius = 1.959964 * math.sqrt(20 / 108 / 3)
+    assert estimate.value == pytest.approx(13 / 18)
+    assert estimate.low == pytest.approx(13 / 18 - radius) and estimate.high == 1.0  # 1.21 is no AUC
+
+
+def test_the_interval_of_an_auc_is_that_of_resampled_rows():
+    rng, member = torch.Generator().manual_seed(4), torch.arange(600) < 200
+    scores = (torch.randn(600, generator=rng) + member).round(decimals=1)  # with ties
+    draws = []
+    for _ in range(1000):
+        rows = torch.cat([torch.randint(200, (200,), generator=rng), 200 + torch.randint(400, (400,), generator=rng)])
+        draws.append(float(auc(roc(scores[rows].double(), member))))
+    low, high = torch.tensor(draws).quantile(torch.tensor([0.025, 0.975])).tolist()
+    estimate = evaluate(Guesses(scores, None), member)["auc"]
+    assert (estimate.low, estimate.high) == pytest.approx((low, high), abs=0.006)
+
+
+def test_measures_of_decisions_by_hand():
+    # 8 of 10 members accepted, Wilson (.4902, .9433); 10 of 20 non-members rejected, Wilson (.2993, .7007)
+    member, decided = torch.arange(30) < 10, torch.arange(30) < 20
+    decided[8:10] = False
+    result = evaluate(Guesses(decided.double(), decided), member)
+    assert result["advantage"].value == pytest.approx(0.3)
+    assert result["advantage"].low == pytest.approx(0.3 - math.hypot(0.8 - 0.4902, 0.5 - 0.2993), abs=1e-4)
+    assert result["attack_accuracy"].value == pytest.approx((8 + 10) / 30)
+    up = math.hypot((0.9433 - 0.8) / 3, (0.7007 - 0.5) * 2 / 3)
+    assert result["attack_accuracy"].high == pytest.approx(0.6 + up, abs=1e-4)
 
 
 def test_wilson_interval_by_hand():
@@ -150,29 +179,29 @@ def scored(seed, rows=400):
     return torch.randn(rows, generator=generator), torch.arange(rows) < rows // 2
 
 
-def test_equal_scores_change_nothing_and_their_interval_is_empty(rng):
+def test_equal_scores_change_nothing_and_their_interval_is_empty():
     scores, member = scored(0)
     for after in (scores, scores.double().exp()):  # the same ranking
-        assert auc_change(scores, after, member, rng)[:3] == (0.0, 0.0, 0.0)
+        assert auc_change(scores, after, member)[:3] == (0.0, 0.0, 0.0)
 
 
-def test_a_known_change_of_the_auc(rng):
+def test_a_known_change_of_the_auc():
     scores, member = scored(1)
     tied, perfect = torch.zeros(400), member.float()
-    assert auc_change(tied, perfect, member, rng)[:3] == (0.5, 0.5, 0.5)
-    assert auc_change(perfect, tied, member, rng)[:3] == (-0.5, -0.5, -0.5)
+    assert auc_change(tied, perfect, member)[:3] == (0.5, 0.5, 0.5)
+    assert auc_change(perfect, tied, member)[:3] == (-0.5, -0.5, -0.5)
     shifted = scores + member
-    change = auc_change(scores, shifted, member, rng)
+    change = auc_change(scores, shifted, member)
     both = [float(auc(roc(side, member))) for side in (scores, shifted)]
     assert change.value == pytest.approx(both[1] - both[0], abs=1e-12)
     # From chance to the AUC of N(1, 1) against N(0, 1), Phi(1 / sqrt 2) = .7602: a change of .26.
     assert change.low < 0.2602 < change.high
 
 
-def test_pairing_narrows_the_change_of_the_auc(rng):
+def test_pairing_narrows_the_change_of_the_auc():
     noise, member = scored(2)
     before, after = noise + member, noise + 1.1 * member
-    change = auc_change(before, after, member, rng)
-    sides = [evaluate(Guesses(side, None), member, torch.Generator().manual_seed(3))["auc"] for side in (before, after)]
+    change = auc_change(before, after, member)
+    sides = [evaluate(Guesses(side, None), member)["auc"] for side in (before, after)]
     apart = difference(sides[1], sides[0])
     assert 0 < change.low < change.value < change.high < apart.high and apart.low < 0

@@ -35,8 +35,6 @@ MISSING = {
     "invert --defense dp": ("opacus", "dp"),
     "audit --defense dp-sgd": ("opacus", "dp"),
     "audit --set execution=ray": ("ray", "ray"),
-    "audit --model net.onnx": ("onnxruntime", "onnx"),
-    "audit --model hf:folder": ("transformers", "hf"),
 }
 PYTHON = """
 import torch

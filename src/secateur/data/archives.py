@@ -18,7 +18,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath, PureWindowsPath
-from typing import IO, Any, BinaryIO, cast
+from typing import IO, Any, BinaryIO, Literal, cast
 
 import numpy as np
 
@@ -185,6 +185,40 @@ def read_npz(path: Path, limits: ArchiveLimits = LIMITS) -> dict[str, np.ndarray
             except MemoryError as error:
                 raise ValueError(f"{name} promises more than fits in memory") from error
     return arrays
+
+
+def map_npz(path: Path, limits: ArchiveLimits = LIMITS) -> dict[str, np.ndarray]:
+    """Return the arrays of a .npz file by name; those that are stored uncompressed are mapped, not read.
+
+    A mapped array takes no memory of its own. Compressed arrays are read as by `read_npz`.
+    """
+    with reading(path), zipfile.ZipFile(path) as archive, path.open("rb") as file:
+        stored = [member for member in archive.infolist() if member.compress_type == zipfile.ZIP_STORED]
+        if len(stored) != len(archive.infolist()):
+            return read_npz(path, limits)
+        return {PurePosixPath(member.filename).stem: _map_member(path, file, member) for member in stored}
+
+
+def _map_member(path: Path, file: BinaryIO, member: zipfile.ZipInfo) -> np.ndarray:
+    """Map one array of an archive: it begins behind the archive's header of the file, and its own header."""
+    file.seek(member.header_offset)
+    header = file.read(30)
+    if len(header) < 30 or header[:4] != b"PK\x03\x04":
+        raise ValueError(f"{member.filename} does not begin where the archive says")
+    names = int.from_bytes(header[26:28], "little") + int.from_bytes(header[28:30], "little")
+    start = file.seek(member.header_offset + 30 + names)
+    read = {(1, 0): np.lib.format.read_array_header_1_0, (2, 0): np.lib.format.read_array_header_2_0}
+    kind = np.lib.format.read_magic(file)
+    if kind not in read:
+        raise ValueError(f"{member.filename} is of an unknown version")
+    shape, fortran, dtype = read[kind](file)
+    size = math.prod(shape) * dtype.itemsize
+    if dtype.hasobject or file.tell() + size > start + member.file_size:
+        raise ValueError(f"{member.filename} holds objects, or less than its header promises")
+    if not size:
+        return np.empty(shape, dtype)
+    order: Literal["F", "C"] = "F" if fortran else "C"
+    return np.memmap(path, dtype, mode="c", offset=file.tell(), shape=shape, order=order)
 
 
 class Kind:

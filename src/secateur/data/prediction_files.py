@@ -10,6 +10,8 @@ Each shadow model of the same rows adds columns: the first shadow0_p0, shadow0_p
 from __future__ import annotations
 
 import re
+import warnings
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -18,11 +20,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from secateur.data.archives import read_npz
+from secateur.data.archives import map_npz
 from secateur.data.columns import read_columns
 from secateur.errors import WrongInput
 from secateur.inference import TOLERANCE
 
+AT_ONCE = 1 << 16  # rows that are checked at a time
 ENDINGS = (".npz", ".csv", ".parquet")
 FIELDS = ("probabilities", "labels", "membership")
 COLUMNS = "p0, p1, ..., label, membership"
@@ -32,15 +35,10 @@ COLUMNS = "p0, p1, ..., label, membership"
 class Predictions:
     """Answers of one model to N rows, and the truth about them."""
 
-    probabilities: Tensor  # (N, K) float64
+    probabilities: Tensor  # (N, K) numbers of any kind; those of an uncompressed .npz are mapped, not read
     labels: Tensor  # (N,) int64
     membership: Tensor  # (N,) bool
     groups: tuple[str, ...] | None = None  # (N,)
-
-    def take(self, rows: Tensor) -> Predictions:
-        """Return some rows, in this order."""
-        groups = None if self.groups is None else tuple(self.groups[row] for row in rows.tolist())
-        return Predictions(self.probabilities[rows], self.labels[rows], self.membership[rows], groups)
 
 
 @dataclass(frozen=True)
@@ -52,11 +50,6 @@ class PredictionFile:
     answers: Tensor | None = None  # (S, N, K): S models on the victim's rows
     trained_on: Tensor | None = None  # (S, N) bool: the rows that each of them was trained on
 
-    def take(self, rows: Tensor) -> PredictionFile:
-        """Return some of the victim's rows, in this order."""
-        answers, trained_on = (None if part is None else part[:, rows] for part in (self.answers, self.trained_on))
-        return PredictionFile(self.victim.take(rows), self.shadow, answers, trained_on)
-
 
 def read_predictions(file: Path, group: str | None = None) -> PredictionFile:
     """Read and check a file of saved predictions; `group` is the user's own column, by default `groups` or `group`."""
@@ -64,7 +57,7 @@ def read_predictions(file: Path, group: str | None = None) -> PredictionFile:
         raise WrongInput("predictions", f"{file} is not allowed; use {', '.join(ENDINGS)}")
     if not file.is_file():
         raise WrongInput("predictions", f"{file} is not a file; name one that exists")
-    arrays = read_npz(file) if file.suffix == ".npz" else _arrange_columns(file, read_columns("predictions", file))
+    arrays = map_npz(file) if file.suffix == ".npz" else _arrange_columns(file, read_columns("predictions", file))
     if group is not None and group not in arrays:
         raise WrongInput("group", f"{file} has no column {group!r}; it holds {', '.join(arrays)}")
     arrays |= {"groups": arrays[group]} if group is not None else {}
@@ -81,16 +74,17 @@ def _predictions(arrays: dict[str, np.ndarray], prefix: str) -> Predictions:
     if missing:
         held = ", ".join(arrays) or "nothing"
         raise WrongInput("predictions", f"{', '.join(missing)} is missing; the file holds {held}")
-    probabilities, labels, membership = (_numbers(prefix + name, arrays[prefix + name]) for name in FIELDS)
+    probabilities, labels, membership = (_read_numbers(prefix + name, arrays[prefix + name]) for name in FIELDS)
     if probabilities.ndim != 2 or labels.shape != membership.shape or labels.shape != probabilities.shape[:1]:
         shapes = ", ".join(f"{name} {tuple(arrays[prefix + name].shape)}" for name in FIELDS)
         raise WrongInput("predictions", f"the shapes do not fit: {shapes}; must be (N, K), (N,) and (N,)")
     if probabilities.numel() == 0:
         raise WrongInput("predictions", f"{prefix}probabilities have no rows; must be members and non-members")
     _check_probabilities(f"{prefix}probabilities", probabilities)
-    if not bool(torch.isin(labels, torch.arange(probabilities.shape[1])).all()):
-        raise WrongInput("predictions", f"{prefix}labels must be whole numbers from 0 to {probabilities.shape[1] - 1}")
-    if set(membership.tolist()) != {0, 1}:
+    classes = probabilities.shape[1]
+    if bool(((labels != labels.long()) | (labels < 0) | (labels >= classes)).any()):
+        raise WrongInput("predictions", f"{prefix}labels must be whole numbers from 0 to {classes - 1}")
+    if membership.unique().tolist() != [0, 1]:
         raise WrongInput("predictions", f"{prefix}membership must name members (1) and non-members (0), both")
     groups = None if prefix else _groups(arrays, len(labels))
     return Predictions(probabilities, labels.long(), membership.bool(), groups)
@@ -100,20 +94,24 @@ def _answers(arrays: dict[str, np.ndarray], victim: Predictions) -> tuple[Tensor
     """Return answers (S, N, K) and membership (S, N) of shadow models on the victim's rows."""
     if "shadow_membership" not in arrays:
         raise WrongInput("predictions", "shadow_membership is missing; must be (S, N): the rows of each model")
-    answers, trained_on = (_numbers(name, arrays[name]) for name in ("shadow_probabilities", "shadow_membership"))
+    names = ("shadow_probabilities", "shadow_membership")
+    answers, trained_on = (_read_numbers(name, arrays[name]) for name in names)
     wanted = (len(answers), *victim.probabilities.shape)
     if tuple(answers.shape) != wanted or tuple(trained_on.shape) != wanted[:2] or not len(answers):
         shapes = f"shadow_probabilities {tuple(answers.shape)}, shadow_membership {tuple(trained_on.shape)}"
         raise WrongInput("predictions", f"the shapes do not fit: {shapes}; must be (S, N, K) and (S, N)")
     _check_probabilities("shadow_probabilities", answers)
-    if not set(trained_on.flatten().tolist()) <= {0, 1}:
+    if not set(trained_on.unique().tolist()) <= {0, 1}:
         raise WrongInput("predictions", "shadow_membership must be 1 where the row trained the model, else 0")
     return answers, trained_on.bool()
 
 
 def _check_probabilities(name: str, probabilities: Tensor) -> None:
-    if bool((probabilities < 0).any()) or float((probabilities.sum(-1) - 1).abs().amax()) > TOLERANCE:
-        raise WrongInput("predictions", f"{name} must be numbers from 0 to 1 whose rows sum to one")
+    """Refuse rows (..., K) that are no probabilities; some rows at a time, as they may be mapped."""
+    for part in torch.split(probabilities.flatten(0, -2), AT_ONCE):
+        numbers = part.double()
+        if not bool(((numbers.sum(-1) - 1).abs() <= TOLERANCE).all()) or bool((numbers < 0).any()):
+            raise WrongInput("predictions", f"{name} must be numbers from 0 to 1 whose rows sum to one")
 
 
 def _groups(arrays: dict[str, np.ndarray], rows: int) -> tuple[str, ...] | None:
@@ -124,10 +122,20 @@ def _groups(arrays: dict[str, np.ndarray], rows: int) -> tuple[str, ...] | None:
     return tuple(str(group) for group in arrays["groups"].tolist())
 
 
-def _numbers(name: str, array: np.ndarray) -> Tensor:
-    if array.dtype.kind not in "biuf" or not np.isfinite(array).all():
+def _read_numbers(name: str, array: np.ndarray) -> Tensor:
+    """Return an array as a tensor that shares its memory; refuse other values than finite numbers."""
+    if array.dtype.kind not in "biuf" or not all(np.isfinite(part).all() for part in _split_rows(array)):
         raise WrongInput("predictions", f"{name} must hold finite numbers and nothing else")
-    return torch.from_numpy(array.astype(np.float64))
+    if array.dtype.kind == "u" or not array.dtype.isnative:  # torch has few of these kinds
+        array = array.astype(np.float64)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # an array that cannot be written is only read
+        return torch.from_numpy(array)
+
+
+def _split_rows(array: np.ndarray) -> Iterator[np.ndarray]:
+    rows = array.reshape(-1, array.shape[-1]) if array.ndim > 1 else array
+    return (rows[start : start + AT_ONCE] for start in range(0, len(rows), AT_ONCE))
 
 
 def _arrange_columns(file: Path, columns: dict[str, Any]) -> dict[str, np.ndarray]:

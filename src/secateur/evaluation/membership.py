@@ -11,16 +11,15 @@ from secateur.interfaces import BlackBox, Guesses, Predict
 from secateur.metrics.epsilon import Counts
 from secateur.metrics.membership import evaluate, roc, roc_figure
 from secateur.runs.rows import Row, join_notes
-from secateur.seeding import derive
 
 BOUND = "lower bound on epsilon, for one record; delta {:g}"
 COUNTS = tuple(f"epsilon_{name}" for name in Counts._fields)
 NO_THRESHOLD = "needs shadow models: without them the attack ranks examples, but has no threshold to decide by"
 
 
-def evaluate_guesses(guesses: Guesses, is_member: Tensor, seed: int) -> dict[str, Any]:
+def evaluate_guesses(guesses: Guesses, is_member: Tensor) -> dict[str, Any]:
     """Evaluate an attack's guesses; return plain values: measures with intervals, the ROC curve, the note."""
-    measures = evaluate(guesses, is_member, derive(seed, "bootstrap"))
+    measures = evaluate(guesses, is_member)
     estimates = {name: estimate._asdict() for name, estimate in measures.items()}
     figure = roc_figure(roc(guesses.scores.cpu().double(), is_member))
     return {"estimates": estimates, "figure": figure, "note": guesses.note}

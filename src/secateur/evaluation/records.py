@@ -4,17 +4,18 @@ from __future__ import annotations
 
 import csv
 import io
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 import torch
-from torch import Generator, Tensor
+from torch import Tensor
 
 from secateur.interfaces import Guesses
 from secateur.metrics.membership import Estimate, Z, evaluate
 
 SMALLEST_GROUP = 20  # members, and non-members, of a group that is measured
+AT_ONCE = 1 << 14  # lines of records.csv that are made at a time
 GROUP_MEASURES = ("auc", "tpr_at_fpr_0.01", "tpr_at_fpr_0.1")
 
 
@@ -65,16 +66,19 @@ def nonmembers_above(scores: Tensor, is_member: Tensor) -> Tensor:
     return (len(outside) - below).double() / max(1, len(outside))
 
 
-def records_csv(records: Sequence[ModelRecords]) -> str:
-    """Return records.csv: a line for every model and example, with score, rank and false-positive rate by attack."""
+def write_records(records: Sequence[ModelRecords]) -> Iterator[str]:
+    """Yield records.csv: a line for every model and example, with score, rank and false-positive rate by attack."""
     attacks = list(dict.fromkeys(name for part in records for name in part.scores))
     head = ["model", "seed", "id", "label", "group", "member"]
     head += [f"{name} {column}" for name in attacks for column in ("score", "rank", "nonmembers_above")]
-    stream = io.StringIO()
-    writer = csv.writer(stream, lineterminator="\n")
-    writer.writerow(head)
+    yield _encode_csv([head])
     for part in records:
-        writer.writerows(_lines(part, attacks))
+        yield from map(_encode_csv, _list_lines(part, attacks))
+
+
+def _encode_csv(lines: Iterable[Sequence[Any]]) -> str:
+    stream = io.StringIO()
+    csv.writer(stream, lineterminator="\n").writerows(lines)
     return stream.getvalue()
 
 
@@ -91,9 +95,7 @@ def list_most_exposed(part: ModelRecords, attack: str, count: int = 10) -> list[
     ]
 
 
-def worst_groups(
-    part: ModelRecords, scores: Tensor, rng: Generator
-) -> tuple[list[GroupExposure], list[dict[str, Any]], str]:
+def worst_groups(part: ModelRecords, scores: Tensor) -> tuple[list[GroupExposure], list[dict[str, Any]], str]:
     """Return the worst group by each measure of these scores (N,), all groups, and a note on those that are too small.
 
     Groups are the classes, and the user's own. As many groups are compared, the interval of the worst is widened to
@@ -107,7 +109,7 @@ def worst_groups(
             small += 1
             continue
         sizes[name] = {"group": name, "members": int(truth.sum()), "nonmembers": int((~truth).sum())}
-        estimates = evaluate(Guesses(scores[rows], None), truth, rng, resamples=200)
+        estimates = evaluate(Guesses(scores[rows], None), truth)
         measured[name] = {key: estimates[key] for key in GROUP_MEASURES if estimates[key].note is None}
     worst = [
         GroupExposure(key, group, _widen(measured[group][key], len(measured)), len(measured))
@@ -124,9 +126,10 @@ def worst_groups(
 
 def _groups(part: ModelRecords) -> dict[str, Tensor]:
     """Return the rows (n,) of every class and of every group of the user's own."""
-    groups = {f"class {label}": part.labels == label for label in sorted(set(part.labels.tolist()))}
-    for name in dict.fromkeys(part.groups or ()):
-        groups[f"group {name}"] = torch.tensor([group == name for group in part.groups or ()])
+    groups = {f"class {label}": part.labels == label for label in part.labels.unique().tolist()}
+    numbers = {name: number for number, name in enumerate(dict.fromkeys(part.groups or ()))}
+    own = torch.tensor([numbers[name] for name in part.groups or ()])
+    groups |= {f"group {name}": own == number for name, number in numbers.items()}
     return {name: inside.nonzero().squeeze(1) for name, inside in groups.items()}
 
 
@@ -144,16 +147,24 @@ def _widen(estimate: Estimate, comparisons: int) -> Estimate:
     return Estimate(estimate.value, max(0.0, low), min(1.0, high), estimate.note)
 
 
-def _lines(part: ModelRecords, attacks: Sequence[str]) -> Iterator[list[Any]]:
-    columns = []
+def _list_lines(part: ModelRecords, attacks: Sequence[str]) -> Iterator[list[list[Any]]]:
+    """Yield lines of the file, some thousands at a time: a million rows as Python's numbers would fill the memory."""
+    columns: list[Tensor | None] = []
     for name in attacks:
         if name in part.scores:
             scores = part.scores[name].double().cpu()
-            above = nonmembers_above(scores, part.is_member)
-            columns += [scores.tolist(), ranks(scores).tolist(), above.tolist()]
+            columns += [scores, ranks(scores), nonmembers_above(scores, part.is_member)]
         else:
-            columns += [[""] * len(part.ids)] * 3
-    groups = part.groups or [""] * len(part.ids)
-    facts = zip(part.ids.tolist(), part.labels.tolist(), groups, part.is_member.int().tolist(), strict=True)
-    for fact, *numbers in zip(facts, *columns, strict=True):
-        yield [part.model, part.seed, *fact, *(f"{n:.6g}" if isinstance(n, float) else n for n in numbers)]
+            columns += [None] * 3
+    for rows in map(slice, range(0, len(part.ids), AT_ONCE), range(AT_ONCE, len(part.ids) + AT_ONCE, AT_ONCE)):
+        size = len(part.ids[rows])
+        groups = part.groups[rows] if part.groups else [""] * size
+        ids, labels = part.ids[rows].tolist(), part.labels[rows].tolist()
+        facts = zip(ids, labels, groups, part.is_member[rows].int().tolist(), strict=True)
+        numbers = [[""] * size if column is None else _format_column(column[rows]) for column in columns]
+        yield [[part.model, part.seed, *fact, *cells] for fact, *cells in zip(facts, *numbers, strict=True)]
+
+
+def _format_column(values: Tensor) -> list[Any]:
+    """Return whole numbers as they are, others to six digits."""
+    return [f"{value:.6g}" for value in values.tolist()] if values.is_floating_point() else values.tolist()

@@ -90,7 +90,7 @@ def blind_auc(members: Batch, nonmembers: Batch, seed: int) -> Estimate:
     )
     forest.fit(features, is_member.numpy())
     scores = torch.from_numpy(np.nan_to_num(forest.oob_decision_function_[:, 1], nan=0.5))
-    return evaluate(Guesses(scores, None), is_member, rng)["auc"]
+    return evaluate(Guesses(scores, None), is_member)["auc"]
 
 
 def labels(members: Batch, classes: int) -> Validity:

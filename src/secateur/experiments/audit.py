@@ -23,7 +23,7 @@ from secateur.defenses.dp_common import Guarantee
 from secateur.errors import WrongInput
 from secateur.evaluation.limits import UNTESTED, claim_rows
 from secateur.evaluation.membership import cache_answers
-from secateur.evaluation.records import ModelRecords, records_csv
+from secateur.evaluation.records import ModelRecords, write_records
 from secateur.evaluation.setup import join_population, prepare, with_scaling
 from secateur.evaluation.validity import (
     Accuracy,
@@ -83,17 +83,6 @@ IN_OUT = 8  # models that the attacker trains on the pool of a victim that was b
 NO_SHADOWS = "needs shadow models; give a `train:` recipe, so that the attacker's models can be trained"
 
 
-def run_any_audit(config: Audit, out: Path, export: Path | None = None) -> list[Row]:
-    """Audit saved predictions, a model that can only be asked, or models that are made here."""
-    if config.predictions is None and not can_only_be_asked(config):
-        return run_audit(config, out, export)
-    if export is not None:
-        raise WrongInput("export", "writes the models that an audit makes; this one makes none, so leave it out")
-    if config.predictions is not None:
-        return run_predictions(config, config.predictions, out)
-    return run_black_box(config, out)
-
-
 def run_audit(config: Audit, out: Path, export: Path | None = None) -> list[Row]:
     """Audit every pruner, sparsity and defense of the configuration, for every seed, into the folder `out`.
 
@@ -121,7 +110,8 @@ def run_audit(config: Audit, out: Path, export: Path | None = None) -> list[Row]
                 evaluation.release()
         for evaluation in evaluations if config.canaries else []:
             evaluation.measure_canaries()
-        run.write("records.csv", records_csv([record for evaluation in evaluations for record in evaluation.records]))
+        records = [record for evaluation in evaluations for record in evaluation.records]
+        run.write_parts("records.csv", write_records(records))
         if export is not None:
             for evaluation in evaluations:
                 evaluation.export_models(export)
@@ -263,7 +253,6 @@ class AuditEvaluation:
         if self.config.weights is not None and victim.pruner is None:
             accuracy = self._accuracy(VICTIM, victim, model).train
             context.run.add(validity_rows(labels, [member_accuracy(accuracy, context.data.classes)]))
-            context.run.add(sparsity_rows(labels, module_of(context, victim, model)))
         if victim.pruner is not None:
             self._measure_drop(victim, labels)
         for proved in self._guarantees(victim):
@@ -360,7 +349,7 @@ class AuditEvaluation:
         self, original: Compression, exposure: MembershipExposure, labels: dict[str, Any], **depends: Any
     ) -> None:
         """Measure how pruning changed an attack's AUC, paired over the same rows."""
-        attack, run, seed = name_attacker(labels), self.context.run, self.context.seed
+        attack, run = name_attacker(labels), self.context.run
         before = next(
             (r.scores[attack] for r in self.records if r.model == original.title and attack in r.scores), None
         )
@@ -368,8 +357,7 @@ class AuditEvaluation:
             return
 
         def compute() -> Result:
-            after, rng = exposure.record.scores[attack], derive(seed, "change")
-            return Result(data=auc_change(before, after, exposure.is_member, rng)._asdict())
+            return Result(data=auc_change(before, exposure.record.scores[attack], exposure.is_member)._asdict())
 
         done = run.stage("auc_change", depends | {"attack": attack, "original": self._model(original).key}, compute)
         run.add([Row(**labels, metric="auc_change", **done.data)])

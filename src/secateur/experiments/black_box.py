@@ -18,7 +18,7 @@ from secateur.data.load import load
 from secateur.errors import WrongInput
 from secateur.evaluation.limits import claim_rows
 from secateur.evaluation.membership import cache_answers
-from secateur.evaluation.records import records_csv
+from secateur.evaluation.records import write_records
 from secateur.evaluation.setup import choose_scaling
 from secateur.evaluation.validity import Validity, member_accuracy, validity_rows
 from secateur.experiments.context import shortage
@@ -28,7 +28,7 @@ from secateur.metrics.epsilon import LEVEL
 from secateur.metrics.estimates import paired_drop
 from secateur.metrics.membership import auc_change
 from secateur.models.create import check_labels, create, explain_failure
-from secateur.models.formats import check_source, is_brought, is_script, key_of_model
+from secateur.models.formats import is_brought, is_script, key_of_model
 from secateur.models.sparsity import layer_sparsity, overall_sparsity
 from secateur.models.wrap import Wrapped, check_repeatable, wrap
 from secateur.runs.artifacts import Result
@@ -77,7 +77,7 @@ def run_black_box(config: Audit, out: Path) -> list[Row]:
             original = work.measure(before, labels | unpruned | {"defense": "none"}, "the original", key_before)
             work.compare(original, exposure, labels, models=[key_before, key])
             records.insert(0, original.record)
-        run.write("records.csv", records_csv(records))
+        run.write_parts("records.csv", write_records(records))
         finished = run.rows
     write_page([out])
     return finished
@@ -112,12 +112,6 @@ def check_black_box(config: Audit) -> Audit:
             raise WrongInput(name, f"needs training, and this model can only be asked; leave {name} out")
     if "pruner" in config.model_fields_set and config.pruner:
         raise WrongInput("pruner", "needs training, and this model can only be asked; use none")
-    if is_brought(config.model):
-        check_source("model", config.model)
-    if config.before is not None and (is_brought(config.before) or _holds_weights(config.before)):
-        check_source("before", config.before)
-    elif config.before is not None:
-        raise WrongInput("before", f"{config.before} is not allowed; use weights, or a file as --model takes")
     if is_brought(config.model) and config.weights is not None:
         raise WrongInput("weights", f"{config.model} has its own; leave them out")
     if not is_brought(config.model) and config.weights is None:
@@ -263,7 +257,7 @@ class BoxAudit:
         self.run.add([Row(**labels, metric="accuracy_drop", **done)])
         for attack in (name for name in after.record.scores if name in before.record.scores):
             scores = before.record.scores[attack], after.record.scores[attack]
-            change = auc_change(*scores, after.is_member, derive(self.seed, "change"))
+            change = auc_change(*scores, after.is_member)
             self.run.add([Row(**labels, attack=attack, metric="auc_change", **change._asdict())])
 
 

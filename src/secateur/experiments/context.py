@@ -107,7 +107,8 @@ def population_of(data: Dataset) -> Tensor:
 def file_key(path: Path) -> str:
     """Return the sha256 of a file that the user gave."""
     try:
-        return hashlib.sha256(path.read_bytes()).hexdigest()
+        with path.open("rb") as stream:
+            return hashlib.file_digest(stream, "sha256").hexdigest()
     except OSError as error:
         raise WrongInput("weights", f"{path} cannot be read: {error.strerror}") from None
 

@@ -38,13 +38,14 @@ class MembershipExposure:
     seed: int
     members: Batch
     nonmembers: Batch
-    candidates: Candidates  # the members, then the non-members
+    candidates: Candidates  # the members, then the non-members; or in the order of `truth`
     build_box: Callable[[], BlackBox]  # called when a stage must be computed
     title: str = "the model"
     ids: Tensor | None = None  # (N,) rows of the data set; None: rows of the candidates
     level: float = LEVEL  # of each attack's bound on epsilon
     groups: Sequence[str] | None = None  # (N,) the user's own column
     delta: float = 0.0  # of the claim that the bound is held against
+    truth: Tensor | None = None  # (N,) bool; None: the members come first
 
     @cached_property
     def record(self) -> ModelRecords:
@@ -56,7 +57,7 @@ class MembershipExposure:
     @property
     def is_member(self) -> Tensor:
         """(N,) bool: the true membership of the candidates."""
-        return torch.arange(self.candidates.batch.size) < self.members.size
+        return self.truth if self.truth is not None else torch.arange(self.candidates.batch.size) < self.members.size
 
     @cached_property
     def box(self) -> BlackBox:
@@ -99,7 +100,7 @@ class MembershipExposure:
         def compute() -> Result:
             guesses = fit().score(self.box, self.candidates)
             scores = guesses.scores.detach().cpu()
-            data = evaluate_guesses(guesses, self.is_member, self.seed)
+            data = evaluate_guesses(guesses, self.is_member)
             return Result({"scores": scores}, data | self._measure_exposure(scores))
 
         depends |= {"attack": labels["attack"], "seed": self.seed, "level": self.level, "delta": self.delta}
@@ -114,7 +115,7 @@ class MembershipExposure:
 
     def _measure_exposure(self, scores: Tensor) -> dict[str, Any]:
         """Return the worst groups of an attack with these scores, and the epsilon that it shows."""
-        worst, measured, note = worst_groups(self.record, scores, derive(self.seed, "groups"))
+        worst, measured, note = worst_groups(self.record, scores)
         bound = epsilon_bound(scores, self.is_member, derive(self.seed, "epsilon"), self.delta, self.level)
         groups = [[item.measure, item.group, list(item.estimate[:3]), item.groups] for item in worst]
         rows = {"groups": groups, "measured": measured, "small_groups": note}

@@ -37,9 +37,11 @@ from secateur.federated.attacks.observer import Observer
 from secateur.federated.build import build_spec, build_submodel_spec, load_data, network_of, shares_of
 from secateur.federated.checkpoint import FederationLog, Resumable, depends_of, run_or_resume
 from secateur.federated.client_training import check_network, turn_caution
+from secateur.federated.client_turn import initial_state
 from secateur.federated.federation import Federation
 from secateur.federated.result_rows import RecordedFederation, labels_of, record_rounds, row_of
 from secateur.federated.spec import FederationSpec, SubmodelSpec
+from secateur.federated.stacked_rounds import room_for
 from secateur.federated.submodels.federation import StackedFederations, SubmodelFederation
 from secateur.federated.submodels.local_baseline import LocalBaseline
 from secateur.federated.submodels.networks import build_narrow, without_statistics
@@ -289,6 +291,8 @@ def _check_federation(config: Federate, data: Dataset, device: torch.device, bas
     check_network(net, terms.custom_turn, data.inputs)
     check_spending(terms)
     check_observers(config, net, data, terms, seed)
+    if config.engine == "here":  # elsewhere the clients keep their states
+        room_for(initial_state(terms, dict(net.named_parameters())), terms.sampled_clients, device, warn=False)
 
 
 def _check_submodels(config: Federate, data: Dataset, device: torch.device, rule: Choice, defense: Defense) -> None:

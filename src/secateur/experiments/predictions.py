@@ -10,25 +10,28 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from secateur.attacks.membership.reference_models import content
 from secateur.catalogue import Choice
 from secateur.config import Audit, choice, dump
-from secateur.data.prediction_files import PredictionFile, Predictions, read_predictions
+from secateur.data.prediction_files import PredictionFile, read_predictions
 from secateur.errors import WrongInput
 from secateur.evaluation.limits import claim_rows
-from secateur.evaluation.records import records_csv
+from secateur.evaluation.records import write_records
 from secateur.evaluation.validity import labels as check_labels
 from secateur.evaluation.validity import member_accuracy, validity_rows
 from secateur.experiments.context import file_key, shortage
 from secateur.experiments.exposure import RANKING, MembershipExposure, fit_attack
+from secateur.inference import ask_labels
 from secateur.interfaces import Batch, BlackBox, Candidates, InOut, MembershipAttack, Shadow
 from secateur.metrics.epsilon import LEVEL
 from secateur.metrics.membership import share
+from secateur.progress import progress
 from secateur.runs.folder import open_run
 from secateur.runs.rows import Row
 from secateur.seeding import derive
 
 STRONGER = ("lira", "rmia", "nn")  # attacks that need them; samia asks new questions
+LARGE = 200_000  # rows of a file above which the network of nn, which takes an hour, runs only if it is asked for
+AT_ONCE = 1 << 16  # rows of the file that are in memory at a time
 NO_SHADOWS = "needs shadow models' predictions; add shadow_probabilities and shadow_membership to the file"
 NO_MEMBERS = "needs shadow models that were trained on some of the rows; none of these was"
 NO_MODEL = "asks the model new questions, which saved predictions cannot answer"
@@ -42,24 +45,26 @@ def run_predictions(config: Audit, file: Path, out: Path) -> list[Row]:
     config, victim = attacker.choose_attacks(config), attacker.victim
     labels: dict[str, Any] = {"model": file.stem, "dataset": "saved predictions", "pruner": "given", "sparsity": 0.0}
     labels |= {"defense": "given", "adaptive": False, "seed": seed, "extra": {}}
+    key = file_key(file)
     with open_run(out, "audit", dump(config), seeds=[seed]) as run:
         level = LEVEL / max(1, len(config.attack))
-        members, nonmembers = (attacker.batch(victim.membership == truth) for truth in (True, False))
-        facts: dict[str, Any] = {"title": file.stem, "ids": attacker.ids, "level": level, "groups": victim.groups}
+        facts: dict[str, Any] = {"title": file.stem, "level": level, "groups": victim.groups}
         if config.claim is not None:
             facts["delta"] = config.claim.delta
             run.add(claim_rows(labels, config.claim))
         exposure = MembershipExposure(
-            run, seed, members, nonmembers, attacker.candidates, lambda: attacker.box, **facts
+            run, seed, *attacker.sides, attacker.candidates, lambda: attacker.box, truth=victim.membership, **facts
         )
-        run.add(_model_rows(victim, labels))
-        for attack in config.attack:
-            named = labels | {"attack": str(attack)}
-            try:
-                exposure.measure_attack(named, partial(attacker.fit, attack, seed), file=file_key(file))
-            except WrongInput as error:
-                run.add([Row(**named, metric="auc", value=None, note=error.message)])
-        run.write("records.csv", records_csv([exposure.record]))
+        run.add(_model_rows(attacker, labels))
+        with progress(f"attacks on {file.name}", len(config.attack)) as advance:
+            for attack in config.attack:
+                named = labels | {"attack": str(attack)}
+                try:
+                    exposure.measure_attack(named, partial(attacker.fit, attack, seed), file=key)
+                except WrongInput as error:
+                    run.add([Row(**named, metric="auc", value=None, note=error.message)])
+                advance(1)
+        run.write_parts("records.csv", write_records([exposure.record]))
         rows = run.rows
     write_page([out])
     return rows
@@ -75,9 +80,7 @@ class PredictionsAttacker:
     """An attacker who has a file of predictions. A row's input is a random mark, so an altered input is refused."""
 
     def __init__(self, contents: PredictionFile) -> None:
-        self.ids = contents.victim.membership.sort(descending=True, stable=True).indices  # members first
-        self.contents = contents.take(self.ids)
-        self.victim = self.contents.victim
+        self.contents, self.victim = contents, contents.victim
         self._marks = _marks(len(self.victim.labels), "")
         self.models = self._models()
 
@@ -85,7 +88,8 @@ class PredictionsAttacker:
         """Return the configuration with all attacks that the file can answer, unless the user chose attacks."""
         if "attack" in config.model_fields_set:
             return config
-        able = [attack for name in (*STRONGER, *RANKING) if self._reason(attack := choice("attack", name)) is None]
+        names = [name for name in (*STRONGER, *RANKING) if len(self._marks) <= LARGE or name != "nn"]
+        able = [attack for name in names if self._reason(attack := choice("attack", name)) is None]
         return config.model_copy(update={"attack": able})
 
     @property
@@ -95,13 +99,15 @@ class PredictionsAttacker:
 
     @property
     def candidates(self) -> Candidates:
-        """All rows, members first."""
+        """All rows, in the order of the file."""
         online = isinstance(self.models, InOut)
         return Candidates(Batch(self._marks, self.victim.labels), torch.arange(len(self._marks)) if online else None)
 
-    def batch(self, rows: Tensor) -> Batch:
-        """Return some of the rows."""
-        return Batch(self._marks, self.victim.labels).take(rows)
+    @property
+    def sides(self) -> tuple[Batch, Batch]:
+        """The members, and the non-members."""
+        batch, membership = Batch(self._marks, self.victim.labels), self.victim.membership
+        return batch.take(membership), batch.take(~membership)
 
     def fit(self, attack: Choice, seed: int) -> MembershipAttack:
         """Return the attack, fitted to the shadow models of the file."""
@@ -140,31 +146,34 @@ class PredictionsAttacker:
         return NO_SHADOWS if not self.models else shortage(attack, len(self.models))
 
 
-def _model_rows(victim: Predictions, labels: dict[str, Any]) -> list[Row]:
+def _model_rows(attacker: PredictionsAttacker, labels: dict[str, Any]) -> list[Row]:
     """Return the rows of the model itself: accuracies, numbers of rows, and the checks that need no inputs."""
-    hits, classes = victim.probabilities.argmax(1) == victim.labels, victim.probabilities.shape[1]
+    victim = attacker.victim
+    classes = victim.probabilities.shape[1]
+    hits = ask_labels(attacker.box, attacker.candidates.batch) == victim.labels
     sides = {"train_accuracy": victim.membership, "test_accuracy": ~victim.membership}
     rows = [Row(**labels, metric=name, **share(hits[side])._asdict()) for name, side in sides.items()]
     counts = {"members": victim.membership, "nonmembers": ~victim.membership}
     rows += [Row(**labels, metric=name, value=float(side.sum())) for name, side in counts.items()]
-    members = Batch(victim.probabilities[victim.membership], victim.labels[victim.membership])
+    members, _ = attacker.sides
     accuracy = float(hits[victim.membership].double().mean())
     return rows + validity_rows(labels, [member_accuracy(accuracy, classes), check_labels(members, classes)])
 
 
 def _marks(rows: int, name: str) -> Tensor:
-    """Return random inputs (N, 8) that stand for rows whose inputs are not in the file."""
-    return torch.rand(rows, 8, generator=derive(0, "marks", name))
+    """Return inputs (N, 4) that stand for rows whose inputs are not in the file: the row's number, and random ones."""
+    noise = torch.rand(rows, 3, generator=derive(0, "marks", name), dtype=torch.float64)
+    return torch.cat([torch.arange(rows, dtype=torch.float64)[:, None], noise], 1)
 
 
 def _box(probabilities: Tensor, marks: Tensor) -> BlackBox:
-    """Return the saved answers as a black box of marks."""
-    known = {mark: row for row, mark in enumerate(content(marks))}
+    """Return the saved answers as a black box of marks; an altered mark is none of them."""
 
     def answer(inputs: Tensor) -> Tensor:
-        rows = [known.get(mark) for mark in content(inputs)]
-        if None in rows:
+        rows = inputs[:, 0].long().clamp(0, len(marks) - 1)
+        if not torch.equal(marks[rows], inputs.to(marks.dtype)):
             raise WrongInput("attack", NO_MODEL)
-        return probabilities[torch.tensor(rows, dtype=torch.int64)]
+        answers = probabilities[rows]
+        return answers if answers.dtype in (torch.float32, torch.float64) else answers.double()
 
-    return BlackBox(answer)
+    return BlackBox(answer, rows=AT_ONCE)

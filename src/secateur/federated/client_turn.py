@@ -57,6 +57,15 @@ class BroadcastSource(Protocol):
         ...
 
 
+def initial_state(terms: FederationSpec, weights: Params) -> Params:
+    """Return the state that a client keeps before its first round; empty if the client keeps nothing."""
+    if terms.custom_turn is not None:
+        return terms.custom_turn.init(weights)
+    if terms.withholding is not None:
+        return empty_state(weights) if terms.withholding.pseudo else {}
+    return {} if terms.upload is None else terms.upload.init(weights)
+
+
 class ClientTurn:
     """The turns of a federation's clients, run one by one or stacked."""
 
@@ -119,12 +128,7 @@ class ClientTurn:
 
     def init(self) -> Params:
         """Return a client's state before its first round; empty if the client keeps nothing."""
-        terms, weights = self.terms, self.server.weights
-        if terms.custom_turn is not None:
-            return terms.custom_turn.init(weights)
-        if terms.withholding is not None:
-            return empty_state(weights) if terms.withholding.pseudo else {}
-        return {} if terms.upload is None else terms.upload.init(weights)
+        return initial_state(self.terms, self.server.weights)
 
     @property
     def reloads(self) -> bool:

@@ -69,7 +69,7 @@ class Federation(Resumable):
         self.ledger = Ledger(len(terms.shares), self.server.base.wants_squares)
         self.states: MutableMapping[int, Params] = {}  # by client, of those sampled so far; hidden from the server
         self.together: StackedRounds | None = None
-        fresh, clients = self.turns.init(), min(len(terms.shares), terms.rounds * terms.per_round)
+        fresh, clients = self.turns.init(), terms.sampled_clients
         self.room: Room | None = None  # None: the clients keep their states elsewhere
         if not self.exact:
             self.room = room_for(fresh, clients, self.device)

@@ -82,6 +82,11 @@ class FederationSpec(RoundsSpec):
     fixed_batches: bool = False  # a client takes the same rows in the same order in every round
     view: Literal["update", "sum"] = "update"  # sum: the server sees only the average (secure aggregation)
 
+    @property
+    def sampled_clients(self) -> int:
+        """The largest number of clients that rounds can sample, which keep a state each."""
+        return min(len(self.shares), self.rounds * self.per_round)
+
     def __post_init__(self) -> None:
         super().__post_init__()
         check_name("averaging", self.averaging, AVERAGINGS)

@@ -197,8 +197,8 @@ class Room(NamedTuple):
         return f"the states of {self.clients} clients take {self.size / 1e9:.2f} GB of {memory}"
 
 
-def room_for(fresh: Params, clients: int, device: torch.device) -> Room:
-    """Return where the states of all clients can be held; refuse states that fit nowhere, warn where they are tight.
+def room_for(fresh: Params, clients: int, device: torch.device, warn: bool = True) -> Room:
+    """Return where the states of all clients can be held; refuse states that fit nowhere, `warn` where they are tight.
 
     A GPU holds them if they take at most half of its free memory, else the host does. Without the check a run would
     fail after hours.
@@ -211,7 +211,7 @@ def room_for(fresh: Params, clients: int, device: torch.device) -> Room:
     message = f"{room}; this machine has {memory / 1e9:.2f} GB"
     if size > memory:
         raise WrongInput("clients", f"{message}; use fewer clients, fewer rounds, a smaller model or another defense")
-    if size > memory / 2:
+    if size > memory / 2 and warn:
         log.warning("The federation goes on, but memory is tight: %s.", message)
     return room
 

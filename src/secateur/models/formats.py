@@ -33,7 +33,6 @@ from secateur.models.sparsity import fold_tensors
 ASKED = (".onnx", ".pt2", ".pt", ".pth", ".ts")
 PICKLES = (".pkl", ".pickle", ".joblib", ".bin", ".ckpt", ".sav", ".dill")
 ADDRESSES = ("http://", "https://")
-HUGGINGFACE = "hf:"  # before the folder of a Hugging Face classifier
 PREFIXES = ("module.", "_orig_mod.")  # of DataParallel and of torch.compile
 NESTED = ("state_dict", "model_state_dict", "model")  # entries of a training checkpoint that hold the weights
 CONVERT = "save the weights alone: torch.save(model.state_dict(), 'weights.pt')"
@@ -46,19 +45,7 @@ def is_brought(source: str) -> bool:
         >>> is_brought("net.onnx"), is_brought("hf:folder"), is_brought("resnet18"), is_brought("my:net")
         (True, True, False, False)
     """
-    return source.startswith((*ADDRESSES, HUGGINGFACE)) or Path(source).suffix.lower() in (*ASKED, *PICKLES)
-
-
-def check_source(field: str, source: str) -> None:
-    """Refuse, before any work, a model whose package is missing, or whose file is missing or a pickle."""
-    if source.startswith(ADDRESSES):
-        return
-    if source.startswith(HUGGINGFACE):
-        require("transformers", "hf")
-        return
-    if Path(source).suffix.lower() == ".onnx":
-        require("onnxruntime", "onnx")
-    _check_readable(field, Path(source).expanduser())
+    return source.startswith((*ADDRESSES, "hf:")) or Path(source).suffix.lower() in (*ASKED, *PICKLES)
 
 
 def load_model(source: str | Path, cache: Path | None = None) -> Any:
@@ -71,10 +58,10 @@ def load_model(source: str | Path, cache: Path | None = None) -> Any:
     name = str(source)
     if name.startswith(ADDRESSES):
         return Endpoint(name, cache)
-    check_source("model", name)
-    if name.startswith(HUGGINGFACE):
-        return _load_huggingface(Path(name.removeprefix(HUGGINGFACE)).expanduser())
+    if name.startswith("hf:"):
+        return _load_huggingface(Path(name.removeprefix("hf:")).expanduser())
     path = Path(source).expanduser()
+    _check_readable("model", path)
     readers = {".onnx": OnnxModel, ".pt2": _load_program}
     return readers.get(path.suffix.lower(), _load_script)(path)
 
@@ -84,7 +71,7 @@ def key_of_model(source: str | Path) -> str:
     name = str(source)
     if name.startswith(ADDRESSES):
         return hashlib.sha256(name.encode()).hexdigest()
-    path = Path(name.removeprefix(HUGGINGFACE)).expanduser()
+    path = Path(name.removeprefix("hf:")).expanduser()
     files = sorted(path.glob("*.json")) + sorted(path.glob("*.safetensors")) if path.is_dir() else [path]
     digest = hashlib.sha256()
     for file in files:
@@ -244,6 +231,7 @@ class OnnxModel:
     """An ONNX model, as a function from inputs to its outputs by name; ONNX Runtime on one thread of the CPU."""
 
     def __init__(self, path: Path) -> None:
+        require("onnxruntime", "onnx")
         import onnxruntime
 
         options = onnxruntime.SessionOptions()
@@ -297,6 +285,7 @@ def _as_type(value: Tensor, wanted: str) -> np.ndarray:
 # Hugging Face ------------------------------------------------------------------------------------------------------
 def _load_huggingface(folder: Path) -> nn.Module:
     """Return a classifier of a local folder; its weights are .safetensors, and no code of the folder is run."""
+    require("transformers", "hf")
     if not (folder / "config.json").is_file() or not any(folder.glob("*.safetensors")):
         files = "config.json and .safetensors; save it by model.save_pretrained(folder)"
         raise WrongInput("model", f"{folder} is no folder of a Hugging Face model with {files}")

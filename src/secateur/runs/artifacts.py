@@ -13,7 +13,7 @@ import io
 import json
 import os
 import secrets
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -146,6 +146,11 @@ def write(path: Path, content: bytes, private: bool = False) -> None:
     Only the user can read a `private` file. A link under the file's name is replaced, never followed.
     """
     _write_by(path, lambda file: file.write(content), private)
+
+
+def write_parts(path: Path, parts: Iterable[str]) -> None:
+    """Write a file part by part, completely or not at all: a long text need not fit in memory."""
+    _write_by(path, lambda file: file.writelines(part.encode() for part in parts))
 
 
 def _write_by(path: Path, fill: Callable[[BinaryIO], object], private: bool = False) -> None:

@@ -29,7 +29,18 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from secateur.errors import WrongInput
-from secateur.runs.artifacts import SCHEMA, TEMPORARY, Result, decode, encode, explained, key_of, version, write
+from secateur.runs.artifacts import (
+    SCHEMA,
+    TEMPORARY,
+    Result,
+    decode,
+    encode,
+    explained,
+    key_of,
+    version,
+    write,
+    write_parts,
+)
 from secateur.runs.rows import Groups, Row
 
 T = TypeVar("T")
@@ -177,6 +188,10 @@ class Run:
     def write(self, name: str, text: str) -> None:
         """Write a file such as report.html into the folder, completely or not at all."""
         write(self.folder / name, text.encode())
+
+    def write_parts(self, name: str, parts: Iterable[str]) -> None:
+        """Write a file into the folder part by part, completely or not at all."""
+        write_parts(self.folder / name, parts)
 
     def flush(self) -> None:
         """Save the rows and figures now."""

@@ -23,7 +23,7 @@ from typing import Any, Protocol
 
 import torch
 
-from secateur.config import Federate, Invert, Reproduce
+from secateur.config import Audit, Federate, Invert, Reproduce
 from secateur.errors import WrongInput
 from secateur.sweep.plan import Piece
 from secateur.training.ray import connected
@@ -187,9 +187,17 @@ def run_job(piece: Piece, out: Path) -> None:
         overrides = [f"{field}={x if isinstance(x, str) else json.dumps(x)}" for field, x in config.set_.items()]
         reproduce(config.study, config.scale, config.options, overrides, out)
     else:
-        from secateur.experiments.audit import run_any_audit
+        _audit(config, out)
 
-        run_any_audit(config, out)
+
+def _audit(config: Audit, out: Path) -> None:
+    from secateur.experiments.audit import run_audit
+    from secateur.experiments.predictions import run_predictions
+
+    if config.predictions is None:
+        run_audit(config, out)
+    else:
+        run_predictions(config, config.predictions, out)
 
 
 def read_files(folder: Path) -> dict[str, bytes]:

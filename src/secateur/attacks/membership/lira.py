@@ -23,7 +23,7 @@ from secateur.attacks.membership.reference_models import (
 )
 from secateur.catalogue import method
 from secateur.errors import WrongInput, unknown
-from secateur.inference import probabilities, true_probability
+from secateur.inference import ask, true_probability
 from secateur.interfaces import Batch, BlackBox, Candidates, Guesses, InOut, Shadow
 
 FLOOR = 1e-45  # the smallest float32 above 0: keeps log finite, and the order of all float32 values
@@ -163,4 +163,4 @@ def _ask(box: BlackBox, batch: Batch, queries: int) -> Tensor:
         if batch.inputs.ndim != 4:
             raise WrongInput("attack lira queries", "2 needs images to mirror, and the inputs are none; use 1")
         views.append(batch.inputs.flip(-1))
-    return torch.stack([margin(probabilities(box, view), batch.labels) for view in views])
+    return torch.stack([ask(box, Batch(view, batch.labels), margin) for view in views])

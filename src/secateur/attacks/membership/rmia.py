@@ -13,7 +13,7 @@ from torch import Generator, Tensor
 from secateur.attacks.membership.reference_models import Least, References, ScoreRule, average, gather, require_models
 from secateur.catalogue import method
 from secateur.errors import WrongInput, check_number, check_numbers, check_whole, unknown
-from secateur.inference import probabilities, true_probability
+from secateur.inference import ask, true_probability
 from secateur.interfaces import Batch, BlackBox, Candidates, Guesses, InOut, Shadow
 
 FLOOR = 1e-300  # P(x) of an example with probability 0 in every model
@@ -109,7 +109,7 @@ class Rmia:
         return self._score_rule(mode)(self._ask(box, batch), known.values[:, rows], known.inside[:, rows])
 
     def _ask(self, box: BlackBox, batch: Batch) -> Tensor:
-        return temper(probabilities(box, batch.inputs), batch.labels, self.temperature)
+        return ask(box, batch, partial(temper, temperature=self.temperature))
 
     def _score_rule(self, mode: str) -> ScoreRule:
         return partial(ratio, mode=mode, a=self.a)

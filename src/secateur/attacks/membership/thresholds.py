@@ -6,7 +6,7 @@ Correctness is the gap attack, for which a label is enough.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Self
 
@@ -15,10 +15,8 @@ from torch import Generator, Tensor
 
 from secateur.catalogue import method
 from secateur.errors import WrongInput, unknown
-from secateur.inference import probabilities, true_probability
+from secateur.inference import Feature, ask, ask_labels, probabilities, true_probability
 from secateur.interfaces import Batch, BlackBox, Candidates, Guesses, InOut, Shadow
-
-Feature = Callable[[Tensor, Tensor], Tensor]  # ((N, K) probabilities, (N,) labels) -> (N,), high = member
 
 FLOOR = 1e-30  # keeps log finite; needs double precision
 
@@ -50,18 +48,34 @@ class ThresholdAttack:
     def score(self, box: BlackBox, candidates: Candidates) -> Guesses:
         """Rank by the feature; decide by the class's threshold if there is one."""
         labels = candidates.batch.labels
-        values = self.feature(probabilities(box, candidates.batch.inputs), labels)
+        values = ask(box, candidates.batch, self.feature)
         return Guesses(values, None if self.thresholds is None else values >= self.thresholds[labels], self.note)
 
 
 def shadow_features(shadows: Sequence[Shadow] | InOut, feature: Feature) -> tuple[Tensor, Tensor, Tensor, int]:
-    """Return feature, label and membership of every shadow's own examples, and the number of classes."""
+    """Return feature, label and membership of every shadow's own examples, and the number of classes.
+
+    Models over one pool are asked about the whole pool, once each.
+    """
+    if isinstance(shadows, InOut) and shadows.boxes:
+        pool, inside = shadows.pool, shadows.membership.to(shadows.pool.labels.device)
+        _require_both(inside)
+        features = torch.cat([ask(box, pool, feature) for box in shadows.boxes])
+        classes = probabilities(shadows.boxes[0], pool.inputs[:1]).shape[1]
+        return features, pool.labels.repeat(len(shadows.boxes)), inside.flatten(), classes
     sides = shadow_sides(shadows)
-    answers = [probabilities(box, batch.inputs) for box, batch, _ in sides]
-    values = [feature(p, batch.labels) for p, (_, batch, _) in zip(answers, sides, strict=True)]
+    values = [ask(box, batch, feature) for box, batch, _ in sides]
+    classes = probabilities(sides[0][0], sides[0][1].inputs[:1]).shape[1]
     labels = [batch.labels for _, batch, _ in sides]
     truths = [torch.full_like(batch.labels, truth, dtype=torch.bool) for _, batch, truth in sides]
-    return torch.cat(values), torch.cat(labels), torch.cat(truths), answers[0].shape[1]
+    return torch.cat(values), torch.cat(labels), torch.cat(truths), classes
+
+
+def _require_both(is_member: Tensor) -> None:
+    """Refuse models of the attacker that have no members, or no non-members."""
+    for truth, name in ((True, "members"), (False, "non-members")):
+        if not bool((is_member == truth).any()):
+            raise WrongInput("shadows", f"have no {name}; every attack that learns from shadows needs both sides")
 
 
 def shadow_sides(
@@ -80,9 +94,7 @@ def shadow_sides(
         sides = [(box, part, torch.arange(part.size), truth) for box, part, truth in parts]
     if not sides:
         raise WrongInput("shadows", "this attack needs at least one shadow model")
-    for truth, name in ((True, "members"), (False, "non-members")):
-        if not sum(rows.numel() for _, _, rows, side in sides if side == truth):
-            raise WrongInput("shadows", f"have no {name}; every attack that learns from shadows needs both sides")
+    _require_both(torch.tensor([truth for _, _, rows, truth in sides if rows.numel()]))
     if most is not None:
         number = max(1, most // len(sides))
         sides = [
@@ -210,5 +222,5 @@ class Correctness:
 
     def score(self, box: BlackBox, candidates: Candidates) -> Guesses:
         """Score one where argmax f(x) = y, zero elsewhere."""
-        right = box.predict(candidates.batch.inputs).argmax(1) == candidates.batch.labels
+        right = ask_labels(box, candidates.batch) == candidates.batch.labels
         return Guesses(right.double(), right)

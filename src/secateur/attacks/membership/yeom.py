@@ -19,12 +19,13 @@ from secateur.catalogue import method
 from secateur.errors import WrongInput, unknown
 from secateur.inference import probabilities
 from secateur.interfaces import BlackBox, Candidates, Guesses, InOut, Shadow
-from secateur.metrics.membership import AT_ONCE, Estimate
+from secateur.metrics.membership import Estimate
 from secateur.seeding import spawn
 
 THRESHOLDS = ("mean", "tuned", "class")
 MOST = 5000  # candidate members, and as many non-members (mapp_fl 3.2)
 FEWEST = 3  # known members
+AT_ONCE = 50  # bootstrap draws at a time; bounds the memory
 
 
 @dataclass(frozen=True)

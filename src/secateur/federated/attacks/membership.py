@@ -161,7 +161,7 @@ class MembershipObserver(Observer):
         values = torch.cat([inside, outside])
         is_member = torch.arange(len(values), device=values.device) < len(inside)
         rng = derive(self.labels["seed"], "bootstrap", attack, look.round, *seen.clients)
-        measured = evaluate(Guesses(values, values > known.mean()), is_member, rng)
+        measured = evaluate(Guesses(values, values > known.mean()), is_member)
         measured["advantage"] = mean_advantage(known, inside, outside, rng)
         self.log.rows += [Row(**labels, metric=name, **estimate._asdict()) for name, estimate in measured.items()]
         self.leak = max(measured["auc"].value, self.leak or 0.0)

@@ -293,7 +293,7 @@ class MembershipMatch:
         def compute() -> Result:
             fitted = attack.make().fit(known, derive(self.setting.seed, "attack", str(attack)))
             ids = torch.arange(both.size) if isinstance(known, InOut) else None
-            return Result(data=evaluate_guesses(fitted.score(box, Candidates(both, ids)), is_member, self.setting.seed))
+            return Result(data=evaluate_guesses(fitted.score(box, Candidates(both, ids)), is_member))
 
         keys = [fingerprint(*trained.state.values()) for trained in (victim, *models)]
         scores = self.setting.run.stage("membership", {"attack": str(attack), "models": keys}, compute).data
