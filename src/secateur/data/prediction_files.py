@@ -84,7 +84,7 @@ def _predictions(arrays: dict[str, np.ndarray], prefix: str) -> Predictions:
     classes = probabilities.shape[1]
     if bool(((labels != labels.long()) | (labels < 0) | (labels >= classes)).any()):
         raise WrongInput("predictions", f"{prefix}labels must be whole numbers from 0 to {classes - 1}")
-    if membership.unique().tolist() != [0, 1]:
+    if not bool(((membership == 0) | (membership == 1)).all()) or not 0 < int(membership.sum()) < len(membership):
         raise WrongInput("predictions", f"{prefix}membership must name members (1) and non-members (0), both")
     groups = None if prefix else _groups(arrays, len(labels))
     return Predictions(probabilities, labels.long(), membership.bool(), groups)
@@ -101,7 +101,7 @@ def _answers(arrays: dict[str, np.ndarray], victim: Predictions) -> tuple[Tensor
         shapes = f"shadow_probabilities {tuple(answers.shape)}, shadow_membership {tuple(trained_on.shape)}"
         raise WrongInput("predictions", f"the shapes do not fit: {shapes}; must be (S, N, K) and (S, N)")
     _check_probabilities("shadow_probabilities", answers)
-    if not set(trained_on.unique().tolist()) <= {0, 1}:
+    if not bool(((trained_on == 0) | (trained_on == 1)).all()):
         raise WrongInput("predictions", "shadow_membership must be 1 where the row trained the model, else 0")
     return answers, trained_on.bool()
 

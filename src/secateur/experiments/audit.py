@@ -90,10 +90,11 @@ def run_audit(config: Audit, out: Path, export: Path | None = None) -> list[Row]
     """
     from secateur.report.page import write_page
 
+    chosen = "attack" in config.model_fields_set
     config = _with_possible_methods(config)
     check_audit(config)
     data, device, scaling = _prepare(config)
-    config = with_scaling(fit_attacks(config, data), data)
+    config = with_scaling(fit_attacks(config, data, chosen), data)
     settings = dump_recipes(config, tabular=len(data.input_shape) == 1)
     opened = open_run(out, "audit", settings, device=str(device), seeds=config.seeds)
     with deterministic(config.deterministic), opened as run:
@@ -126,10 +127,11 @@ def plan(config: Audit) -> list[str]:
         return describe_plan(config, config.predictions)
     if can_only_be_asked(config):
         return plan_black_box(config)
+    chosen = "attack" in config.model_fields_set
     config = _with_possible_methods(config)
     check_audit(config)
     data, _, scaling = _prepare(config)
-    names = ", ".join(map(str, fit_attacks(config, data).attack))
+    names = ", ".join(map(str, fit_attacks(config, data, chosen).attack))
     seed = config.seeds[0]
     parts_of(config, data, seed)
     matchups = list(list_matchups(config, seed))

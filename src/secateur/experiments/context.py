@@ -165,12 +165,15 @@ def check_pruners(compressors: Iterable[Compressor], config: Common, data: Datas
             pruner.check(net, data.input_shape)
 
 
-def fit_attacks(config: Audit, data: Dataset) -> Audit:
-    """Return the configuration without attacks that move inputs, if inputs are whole numbers and none was chosen."""
+def fit_attacks(config: Audit, data: Dataset, chosen: bool) -> Audit:
+    """Return the configuration without attacks that move inputs, if inputs are whole numbers.
+
+    An attack that the user has `chosen` is refused instead.
+    """
     moving = [attack.name for attack in config.attack if attack.name in MOVES]
     if data.inputs.is_floating_point() or not moving:
         return config
-    if "attack" in config.model_fields_set:
+    if chosen:
         problem = f"{moving[0]} moves inputs by a little, which whole numbers such as tokens cannot be"
         raise WrongInput("attack", f"{problem}; leave it out")
     kept = [attack for attack in config.attack if attack.name not in MOVES]
