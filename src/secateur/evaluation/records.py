@@ -128,8 +128,8 @@ def _groups(part: ModelRecords) -> dict[str, Tensor]:
     """Return the rows (n,) of every class and of every group of the user's own."""
     groups = {f"class {label}": part.labels == label for label in part.labels.unique().tolist()}
     numbers = {name: number for number, name in enumerate(dict.fromkeys(part.groups or ()))}
-    own = torch.tensor([numbers[name] for name in part.groups or ()])
-    groups |= {f"group {name}": own == number for name, number in numbers.items()}
+    rows = torch.tensor([numbers[name] for name in part.groups or ()])
+    groups |= {f"group {name}": rows == number for name, number in numbers.items()}
     return {name: inside.nonzero().squeeze(1) for name, inside in groups.items()}
 
 
