@@ -1,9 +1,18 @@
 """Saved predictions: what is refused, and which attacks they can answer."""
 
+import csv
+from collections import Counter
+from dataclasses import replace
+
 import numpy as np
 import pytest
+from sklearn.metrics import roc_auc_score, roc_curve
 
 from secateur.cli import main
+from secateur.data import prediction_files
+from secateur.data.archives import map_npz
+from secateur.evaluation import records
+from secateur.experiments import predictions
 from secateur.runs.folder import load_rows
 
 
@@ -161,3 +170,74 @@ def test_shadows_that_do_not_fit_are_one_sentence(change, sentence, tmp_path, ca
     assert audit(tmp_path / "p.npz", tmp_path / "run") == 2
     said = capsys.readouterr().err
     assert sentence in said and said.count("\n") == 1
+
+
+def in_out_file(path, save=np.savez, rows=200, models=4):
+    """Write answers of a model and of in-out shadow models; members and non-members are mixed."""
+    rng, arrays = np.random.default_rng(5), table(5, rows)
+    order = rng.permutation(rows)
+    arrays = {name: array[order] for name, array in arrays.items()}
+    inside = np.stack([rng.permutation(models) < models // 2 for _ in range(rows)], 1)
+    logits = rng.normal(size=(models, rows, 3)) + np.eye(3)[arrays["labels"]] * np.where(inside, 3.0, 1.0)[..., None]
+    shadows = np.exp(logits) / np.exp(logits).sum(-1, keepdims=True)
+    save(path, **arrays, shadow_probabilities=shadows.astype(np.float32), shadow_membership=inside)
+    return arrays
+
+
+def list_measures(out):
+    return {(r.attack, r.metric): (r.value, r.low, r.high) for r in load_rows(out) if r.attack and not r.timing}
+
+
+def test_a_mapped_file_in_parts_gives_the_rows_of_the_whole(tmp_path, monkeypatch):
+    arrays = in_out_file(tmp_path / "p.npz")
+    in_out_file(tmp_path / "q.npz", np.savez_compressed)
+    assert isinstance(map_npz(tmp_path / "p.npz")["shadow_probabilities"], np.memmap)
+    assert not isinstance(map_npz(tmp_path / "q.npz")["shadow_probabilities"], np.memmap)
+    attacks = ["--attack", "conf,mentr,lira,rmia,correctness"]
+    assert audit(tmp_path / "q.npz", tmp_path / "whole", *attacks) == 0
+    monkeypatch.setattr(predictions, "AT_ONCE", 7)
+    monkeypatch.setattr(prediction_files, "AT_ONCE", 7)
+    monkeypatch.setattr(records, "AT_ONCE", 7)
+    assert audit(tmp_path / "p.npz", tmp_path / "parts", *attacks) == 0
+    assert list_measures(tmp_path / "parts") == list_measures(tmp_path / "whole")
+    confidence = arrays["probabilities"][np.arange(200), arrays["labels"]]
+    value, low, high = list_measures(tmp_path / "parts")["conf", "auc"]
+    assert value == pytest.approx(roc_auc_score(arrays["membership"], confidence), abs=1e-9) and low < value < high
+    false, true, _ = roc_curve(arrays["membership"], confidence, drop_intermediate=False)
+    tpr, _, _ = list_measures(tmp_path / "parts")["conf", "tpr_at_fpr_0.1"]
+    assert tpr == pytest.approx(true[false <= 0.1 + 1e-12].max(), abs=1e-12)
+    lines = list(csv.DictReader((tmp_path / "parts" / "records.csv").open()))
+    assert [line["member"] == "1" for line in lines] == arrays["membership"].tolist()
+    assert [float(line["conf score"]) for line in lines] == pytest.approx(confidence.tolist(), rel=1e-5)
+
+
+def test_every_attack_reads_the_file_once(tmp_path, monkeypatch):
+    in_out_file(tmp_path / "p.npz")
+    asked = Counter()
+    build = predictions._box
+
+    def counting(answers, marks):
+        box = build(answers, marks)
+
+        def predict(inputs):
+            asked[answers.data_ptr()] += len(inputs)
+            return box.predict(inputs)
+
+        return replace(box, predict=predict)
+
+    monkeypatch.setattr(predictions, "_box", counting)
+    for attack in ("conf", "lira", "rmia"):
+        asked.clear()
+        assert audit(tmp_path / "p.npz", tmp_path / attack, "--attack", attack) == 0
+        beside = 200 + 200 + 200  # the accuracy, correctness, and RMIA's population, here all rows
+        assert len(asked) == 5 and max(asked.values()) <= 200 + beside
+        assert sorted(asked.values())[:4] <= [200 + 1] * 4  # and one row, to count the classes
+
+
+@pytest.mark.parametrize("cut", [10, 200, 2000])
+def test_a_damaged_file_that_would_be_mapped_is_one_sentence(tmp_path, capsys, cut):
+    in_out_file(tmp_path / "p.npz")
+    content = (tmp_path / "p.npz").read_bytes()
+    (tmp_path / "p.npz").write_bytes(content[:20] + bytes(cut) + content[20 + cut :])
+    assert audit(tmp_path / "p.npz", tmp_path / "run") == 2
+    assert capsys.readouterr().err.count("\n") == 1

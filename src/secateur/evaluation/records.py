@@ -126,7 +126,7 @@ def worst_groups(part: ModelRecords, scores: Tensor) -> tuple[list[GroupExposure
 
 def _groups(part: ModelRecords) -> dict[str, Tensor]:
     """Return the rows (n,) of every class and of every group of the user's own."""
-    groups = {f"class {label}": part.labels == label for label in part.labels.unique().tolist()}
+    groups = {f"class {label}": part.labels == label for label in sorted(set(part.labels.tolist()))}
     numbers = {name: number for number, name in enumerate(dict.fromkeys(part.groups or ()))}
     rows = torch.tensor([numbers[name] for name in part.groups or ()])
     groups |= {f"group {name}": rows == number for name, number in numbers.items()}

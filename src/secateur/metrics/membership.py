@@ -108,15 +108,15 @@ def evaluate(guesses: Guesses, is_member: Tensor) -> dict[str, Estimate]:
     its ranking: AUC and TPR at a fixed FPR.
     """
     member, scores = is_member.bool().to(guesses.scores.device), guesses.scores.double()
-    curve, sizes = roc(scores, member), [int(member.sum()), int((~member).sum())]
+    curve, members, others = roc(scores, member), int(member.sum()), int((~member).sum())
     estimates = {}
     if guesses.members is not None:
         decided = guesses.members.bool()
-        estimates = _measure_decisions(share(decided[member]), share(~decided[~member]), sizes[0] / sum(sizes))
+        estimates = _measure_decisions(share(decided[member]), share(~decided[~member]), members / (members + others))
     estimates["auc"] = _normal_estimate(float(auc(curve)), [placements(scores, member)])
     for fpr in FPRS:
-        estimate = tpr_interval(curve, *sizes, fpr)
-        estimates[f"tpr_at_fpr_{fpr:g}"] = estimate._replace(note=_explain_coarse(fpr, curve, sizes[1]))
+        estimate = tpr_interval(curve, members, others, fpr)
+        estimates[f"tpr_at_fpr_{fpr:g}"] = estimate._replace(note=_explain_coarse(fpr, curve, others))
     return estimates
 
 
