@@ -20,7 +20,6 @@ from secateur.config import Audit, PrivacyClaim, Prune, dump, dump_recipes
 from secateur.data.dataset import Dataset
 from secateur.data.partition import Part, in_out, in_out_pool
 from secateur.defenses.dp_common import Guarantee
-from secateur.errors import WrongInput
 from secateur.evaluation.limits import UNTESTED, claim_rows
 from secateur.evaluation.membership import cache_answers
 from secateur.evaluation.records import ModelRecords, write_records
@@ -32,7 +31,7 @@ from secateur.evaluation.validity import (
     resemblance,
     validity_rows,
 )
-from secateur.experiments.black_box import can_only_be_asked, plan_black_box, run_black_box, sparsity_rows
+from secateur.experiments.black_box import can_only_be_asked, plan_black_box
 from secateur.experiments.canaries import measure_canaries
 from secateur.experiments.context import (
     SeedContext,
@@ -55,7 +54,7 @@ from secateur.experiments.pipeline import (
     model_rows,
     module_of,
 )
-from secateur.experiments.predictions import describe_plan, run_predictions
+from secateur.experiments.predictions import describe_plan
 from secateur.experiments.prune import save, save_program, scale_inputs
 from secateur.experiments.threat_models import Compression, Matchup, grid, guess, list_matchups
 from secateur.gpu.determinism import deterministic

@@ -227,7 +227,7 @@ class MembershipEvaluation:
         main: bool,
         better: Mapping[str, Estimate] | None = None,  # estimates that replace those of `evaluate`
     ) -> Iterator[Row]:
-        estimates = evaluate(guesses, truth, derive(self.labels["seed"], "bootstrap"), 1000 if main else 200)
+        estimates = evaluate(guesses, truth)
         estimates |= better or {}
         labels = self._labels(attack, view, known)
         for name in estimates if main else ("advantage", "auc"):
