@@ -142,11 +142,13 @@ def check_invert(config: Invert, data: Dataset, device: torch.device) -> None:
 
 
 def refusal_of(attack: Choice, client: AttackedClient, config: Invert, target: Target, seed: int) -> WrongInput | None:
-    """Return the error of an attack that cannot be mounted on this client, or None."""
+    """Return the error of an attack that cannot be mounted on this client, or None; raise one about the client."""
     met = add_untrained_generator(client, config) if needs_generator(attack) else client
     try:
         check_attack(attack, met, target, chance_of(seed, attack)[0])
     except WrongInput as error:
+        if error.field in ("targets", "defense"):
+            raise
         return error
     return None
 
