@@ -202,3 +202,22 @@ def test_few_trainings_have_heavier_tails():
     assert p_above(Estimate(0.6, 0.5, 0.7), 0.5, freedom=2) == pytest.approx(0.025, abs=1e-4)
     assert p_above(Estimate(0.6, 0.5, 0.7), 0.4, freedom=2) == pytest.approx(0.0066, abs=1e-3)
     assert p_above(Estimate(0.6, 0.5, 0.7), 0.4) == pytest.approx(4.4e-5, abs=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("attack", "defense", "updates", "reason"),
+    [
+        ("ig", "none", 3, ""),
+        ("ig:iterations=20", "none", 3, "ig took 20 of its 2500 iterations"),
+        ("ig", "none", 1, "1 update attacked"),
+        ("ig:iterations=20", "dgp", 3, "attacked plainly only"),
+        ("ig:iterations=20", "dgp", 3, "ig took 20 of its 2500 iterations"),
+    ],
+)
+def test_pictures_are_within_limits_only_of_an_attacker_at_full_strength(attack, defense, updates, reason):
+    labels = {"pruner": None, "sparsity": None, "attack": attack, "defense": defense}
+    rows = [row(metric="psnr", value=8.0, low=7.0, high=9.0, **labels), row(metric="updates", value=updates, **labels)]
+    (only,) = decided(rows, limit=30.0)
+    assert only.passed is not bool(reason) and reason in only.reason
+    (above,) = decided(rows, limit=5.0)
+    assert above.outcome is ABOVE  # a weak attack that sees too much has shown enough

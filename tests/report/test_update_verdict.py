@@ -2,7 +2,8 @@
 
 import pytest
 
-from secateur.report.update_verdict import judge_federations, judge_updates, list_modes
+from secateur.evaluation.attack_strength import list_modes
+from secateur.report.update_verdict import judge_federations, judge_updates
 from secateur.runs.rows import Row
 
 FULL = "ig"

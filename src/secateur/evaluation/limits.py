@@ -18,6 +18,7 @@ from xml.etree import ElementTree
 
 from secateur.catalogue import methods, name_of
 from secateur.config.policy import Limits, PrivacyClaim, Unit
+from secateur.evaluation.attack_strength import list_missing, measure_strength
 from secateur.evaluation.membership import COUNTS
 from secateur.evaluation.validity import failures
 from secateur.metrics.epsilon import LEVEL as EPSILON_LEVEL
@@ -34,6 +35,7 @@ NO_SHADOWS = "no attack with shadow models was run; give it shadows, or state `a
 UTILITY = ("accuracy_drop", "epsilon")  # measures of the model itself, without an attack
 BELOW_ZERO = ("advantage", "accuracy_drop", "auc_change")  # differences of shares
 UNBOUNDED = ("psnr", "epsilon")
+PICTURES = ("recognisable", "psnr")  # measures of pictures, which a weak attack understates
 CLAIM = "claimed_epsilon"
 CANARIES = "the canaries' training"
 CANARY_COUNTS = ("canaries", "canary_guesses", "canary_right")
@@ -150,6 +152,7 @@ def check(rows: Sequence[Row], policy: Policy) -> list[Check]:
         decided = _decide(subject, measure, items, policy, surpassed)
         unaided = policy.attacker == "shadows" and _lack_shadows(items)
         doubts = invalid + ([NO_SHADOWS] if unaided and measure not in UTILITY else [])
+        doubts += _list_weaknesses(rows, subject) if measure in PICTURES else []
         if decided.outcome is Outcome.ABOVE:
             doubts = shifted if measure not in UTILITY else []  # a shift looks like a leak; other faults only hide one
         if doubts and decided.outcome is not Outcome.INCONCLUSIVE:
@@ -376,6 +379,18 @@ def _lack_shadows(items: Sequence[Evidence]) -> bool:
     attacks = [item.attack for item in items if item.attack and item.estimate is not None]
     membership = [attack for attack in attacks if name_of(attack) in methods("attack")]
     return bool(membership) and not any(map(uses_shadows, membership))
+
+
+def _list_weaknesses(rows: Sequence[Row], subject: str) -> list[str]:
+    """Return what the attacks on the pictures of one defense lack, as one sentence."""
+    attacks: dict[str, list[Row]] = {}
+    for row in rows:
+        if row.attack is not None and _subject(row) == subject:
+            attacks.setdefault(row.attack, []).append(row)
+    scored = {name: same for name, same in attacks.items() if any(row.metric in PICTURES for row in same)}
+    defense = next((str(row.defense) for same in scored.values() for row in same), "none")
+    missing = list_missing([measure_strength(name, same) for name, same in scored.items()], defense)
+    return [f"missing: {'; '.join(missing)}"] if missing else []
 
 
 def _attacker(row: Row) -> tuple[Any, ...]:

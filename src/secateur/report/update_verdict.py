@@ -11,9 +11,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from secateur.catalogue import methods, name_of, split
-from secateur.evaluation.calibration import WEIGHTS
-from secateur.evaluation.reconstruction import NOT_RUN, fewest_updates
+from secateur.evaluation.attack_strength import PLAIN, Strength, list_missing, measure_strength
+from secateur.evaluation.reconstruction import NOT_RUN
 from secateur.metrics.estimates import average_on_same
 from secateur.metrics.membership import share_of
 from secateur.report import federation, inversion, summary
@@ -24,7 +23,6 @@ from secateur.report.verdict import GUESSING, Badge
 from secateur.runs.rows import Row
 
 JUDGES = {"squares": "by squared error", "denoised": "after a light denoiser", "lpips": "by LPIPS"}
-PLAIN = "none"  # the adaptive mode of an attacker who does not know of the defense
 
 
 @dataclass(frozen=True)
@@ -54,27 +52,9 @@ class Attacker:
         object.__setattr__(self, "counted", alone or list(self.lines))
 
     @property
-    def mode(self) -> str:
-        """The way in which the attacker adapts to the defense."""
-        return self.setting("adaptive", PLAIN)
-
-    def setting(self, name: str, default: str) -> str:
-        """Return a setting of the attack as text."""
-        pairs = dict(part.split("=", 1) for part in split(self.name)[1:])
-        return pairs.get(name, default)
-
-    @property
-    def cut(self) -> str | None:
-        """The iterations, if they are fewer than those of the attack's paper."""
-        entry = methods("inversion").get(name_of(self.name))
-        whole = 0 if entry is None else entry.defaults.get("iterations", 0)
-        taken = int(self.setting("iterations", str(whole)))
-        return f"{name_of(self.name)} took {taken} of its {whole} iterations" if taken < whole else None
-
-    @property
-    def tuned(self) -> bool:
-        """True if the attack has no weight of total variation, or one that its attacker chose for such pictures."""
-        return all(line.labels.get("calibrated") or not line.labels.get("total_variation") for line in self.lines)
+    def strength(self) -> Strength:
+        """The strength of the attack."""
+        return measure_strength(self.name, [row for line in self.lines for row in line.rows])
 
     @property
     def failed(self) -> float:
@@ -202,12 +182,12 @@ def _judge(lines: Sequence[SummaryLine], defense: str) -> tuple[Badge, list[str]
     if seen:
         recognised = any(attacker.recognised for attacker in seen)
         text = "Training pictures are recognisable" if recognised else "Pictures are told apart better than by chance"
-        plain = [attacker for attacker in scored if attacker.mode == PLAIN]
+        plain = [attacker for attacker in scored if attacker.strength.mode == PLAIN]
         if plain and not any(attacker.shows for attacker in plain):
             names = ", ".join(attacker.name for attacker in seen)
             sentences.append(f"It stands only against the plain attacker, not against {names}.")
         return Badge(text, "bad"), sentences + failures + _describe_stage(lines)
-    missing = _list_missing(scored, defense) + failures
+    missing = list_missing([attacker.strength for attacker in scored], defense) + failures
     if missing:
         return Badge("Inconclusive", "doubtful"), [
             *sentences,
@@ -215,41 +195,6 @@ def _judge(lines: Sequence[SummaryLine], defense: str) -> tuple[Badge, list[str]
             *_describe_stage(lines),
         ]
     return Badge("No picture was recognised, by these attackers", "good"), sentences + _describe_stage(lines)
-
-
-def _list_missing(attackers: Sequence[Attacker], defense: str) -> list[str]:
-    """Return the evidence without which nothing recognised is no sign of safety."""
-    missing, modes = [], list_modes(defense)
-    met = {attacker.mode for attacker in attackers}
-    if unmet := [mode for mode in modes if mode not in met]:
-        weak = ", ".join(f"adaptive={mode}" for mode in unmet)
-        how = "it was attacked plainly only" if not met - {PLAIN} else "not every attacker who knows of it was met"
-        missing.append(f"{how}; one who knows of it ({weak}) may see more")
-    for mode in [mode for mode in modes or [PLAIN] if mode in met]:
-        same = [attacker for attacker in attackers if attacker.mode == mode]
-        if all(attacker.cut for attacker in same):
-            missing.append(str(same[0].cut))
-        weights = {line.labels.get("total_variation") for attacker in same for line in attacker.lines}
-        if not any(attacker.tuned for attacker in same) and not weights >= set(WEIGHTS):
-            missing.append(f"{same[0].name} had a fixed weight of total variation, not one chosen for such pictures")
-    updates, fewest = max(attacker.total("updates") for attacker in attackers), fewest_updates()
-    if updates < fewest:
-        missing.append(
-            f"{updates} update{'s' if updates != 1 else ''} attacked; pictures are told apart from {fewest} on"
-        )
-    return list(dict.fromkeys(missing))
-
-
-def list_modes(defense: str) -> list[str]:
-    """Return the adaptive modes that a defense is known to be weak against.
-
-    Example:
-        >>> list_modes("dgp:k1=0.05+error-feedback"), list_modes("noise"), list_modes("none")
-        (['support', 'reapply'], [], [])
-    """
-    known = methods("defense")
-    entries = [known.get(name_of(part)) for part in defense.split("+")]
-    return list(dict.fromkeys(mode for entry in entries if entry for mode in entry.info.get("adaptive", ())))
 
 
 def _describe_pictures(attackers: Sequence[Attacker]) -> list[str]:

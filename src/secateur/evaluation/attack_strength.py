@@ -1,0 +1,90 @@
+"""Strength of the attacks on a defense's updates: the evidence without which nothing recognised shows no safety."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from secateur.catalogue import methods, name_of, split
+from secateur.evaluation.calibration import WEIGHTS
+from secateur.evaluation.reconstruction import fewest_updates
+from secateur.runs.rows import Row
+
+PLAIN = "none"  # the adaptive mode of an attacker who does not know of the defense
+
+
+@dataclass(frozen=True)
+class Strength:
+    """Strength of one attack: its iterations, its weight of total variation, and the updates that it saw."""
+
+    name: str
+    updates: int
+    weights: frozenset[float | None]  # of total variation
+    tuned: bool  # no weight of total variation, or one that its attacker chose for such pictures
+
+    @property
+    def mode(self) -> str:
+        """The way in which the attacker adapts to the defense."""
+        return self.setting("adaptive", PLAIN)
+
+    def setting(self, name: str, default: str) -> str:
+        """Return a setting of the attack as text."""
+        pairs = dict(part.split("=", 1) for part in split(self.name)[1:])
+        return pairs.get(name, default)
+
+    @property
+    def cut(self) -> str | None:
+        """The iterations, if they are fewer than those of the attack's paper."""
+        entry = methods("inversion").get(name_of(self.name))
+        whole = 0 if entry is None else entry.defaults.get("iterations", 0)
+        taken = int(self.setting("iterations", str(whole)))
+        return f"{name_of(self.name)} took {taken} of its {whole} iterations" if taken < whole else None
+
+
+def measure_strength(name: str, rows: Sequence[Row]) -> Strength:
+    """Return the strength of an attack from its rows on one defense."""
+    counts = [row for row in rows if row.metric == "updates"]
+    alone = [row for row in counts if not pools(row)] or counts
+    tuned = all(row.extra.get("calibrated") or not row.extra.get("total_variation") for row in rows)
+    weights = frozenset(row.extra.get("total_variation") for row in rows)
+    return Strength(name, round(sum(row.value or 0 for row in alone)), weights, tuned)
+
+
+def pools(row: Row) -> bool:
+    """Return True if a row joins the clients of a round, which also have rows of their own."""
+    return row.extra.get("client") is None and row.extra.get("attacked", 1) > 1
+
+
+def list_missing(attacks: Sequence[Strength], defense: str) -> list[str]:
+    """Return the evidence without which nothing recognised is no sign of safety."""
+    missing, modes = [], list_modes(defense)
+    met = {attack.mode for attack in attacks}
+    if unmet := [mode for mode in modes if mode not in met]:
+        weak = ", ".join(f"adaptive={mode}" for mode in unmet)
+        how = "it was attacked plainly only" if not met - {PLAIN} else "not every attacker who knows of it was met"
+        missing.append(f"{how}; one who knows of it ({weak}) may see more")
+    for mode in [mode for mode in modes if mode in met] or sorted(met):
+        same = [attack for attack in attacks if attack.mode == mode]
+        if all(attack.cut for attack in same):
+            missing.append(str(same[0].cut))
+        weights = {weight for attack in same for weight in attack.weights}
+        if not any(attack.tuned for attack in same) and not weights >= set(WEIGHTS):
+            missing.append(f"{same[0].name} had a fixed weight of total variation, not one chosen for such pictures")
+    updates, fewest = max(attack.updates for attack in attacks), fewest_updates()
+    if updates < fewest:
+        missing.append(
+            f"{updates} update{'s' if updates != 1 else ''} attacked; pictures are told apart from {fewest} on"
+        )
+    return list(dict.fromkeys(missing))
+
+
+def list_modes(defense: str) -> list[str]:
+    """Return the adaptive modes that a defense is known to be weak against.
+
+    Example:
+        >>> list_modes("dgp:k1=0.05+error-feedback"), list_modes("noise"), list_modes("none")
+        (['support', 'reapply'], [], [])
+    """
+    known = methods("defense")
+    entries = [known.get(name_of(part)) for part in defense.split("+")]
+    return list(dict.fromkeys(mode for entry in entries if entry for mode in entry.info.get("adaptive", ())))
