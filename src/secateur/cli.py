@@ -24,6 +24,7 @@ from secateur.exits import Exit, Fault, UsageError, guard
 
 if TYPE_CHECKING:
     from secateur.config import Audit, Federate, Fields, Invert, Limits, Prune, Reproduce, Sweep
+    from secateur.evaluation.limits import Check
     from secateur.runs.rows import Row
 
 # The command's docstring describes its argument: some versions of typer and click drop the help of arguments.
@@ -206,10 +207,11 @@ def audit(
         rows = run_black_box(settings, out)
     else:
         rows = run_audit(settings, out, export)
-    _print(rows, json_, print_audit, f"the page: {out / 'report.html'}")
+    checks = _check_limits(rows, settings.limits)
+    _print(rows, json_, partial(print_audit, limits=checks), f"the page: {out / 'report.html'}")
     if not settings.trains_shadows and not json_:
         typer.echo(STRONGER)
-    _hold(rows, settings.limits, junit)
+    _hold(checks, junit)
 
 
 @run_command()
@@ -234,7 +236,7 @@ def invert(
     _check_writable(junit)
     rows = run_invert(settings, out)
     _print(rows, json_, print_inversion, f"the page: {out / 'report.html'}")
-    _hold(rows, settings.limits, junit)
+    _hold(_check_limits(rows, settings.limits), junit)
 
 
 @run_command()
@@ -259,7 +261,7 @@ def federate(
     _check_writable(junit)
     rows = run_federate(settings, out)
     _print(rows, json_, print_federation, f"the page: {out / 'report.html'}")
-    _hold(rows, settings.limits, junit)
+    _hold(_check_limits(rows, settings.limits), junit)
 
 
 @command()
@@ -484,12 +486,18 @@ def _print(rows: Sequence[Row], as_json: bool, show: Callable[[Sequence[Row]], N
     typer.echo(last)
 
 
-def _hold(rows: Sequence[Row], bounds: Limits, junit: Path | None) -> None:
-    """Hold rows against the limits of their run, if there are any; end with the exit code of the answer."""
+def _check_limits(rows: Sequence[Row], bounds: Limits) -> list[Check]:
+    """Hold rows against the limits of their run, if there are any."""
+    from secateur.evaluation import limits
+
+    return limits.check(rows, limits.policy_of(bounds))
+
+
+def _hold(checks: Sequence[Check], junit: Path | None) -> None:
+    """Say which limits are not shown to hold, and end with the exit code of the answer."""
     from secateur.evaluation import limits
     from secateur.runs.artifacts import write
 
-    checks = limits.check(rows, limits.policy_of(bounds))
     if junit is not None:
         write(junit, limits.junit(checks).encode())
     for check in checks:

@@ -221,3 +221,12 @@ def test_pictures_are_within_limits_only_of_an_attacker_at_full_strength(attack,
     assert only.passed is not bool(reason) and reason in only.reason
     (above,) = decided(rows, limit=5.0)
     assert above.outcome is ABOVE  # a weak attack that sees too much has shown enough
+
+
+def test_a_doubt_about_the_model_itself_is_named_before_one_about_another():
+    other, same = (
+        row(metric="valid", value=0.0, attack=None, note=note, pruner=pruner, extra={"check": "shadows"})
+        for note, pruner in (("of the original", "none"), ("of this model", "snip"))
+    )
+    (only,) = decided([auc(0.6, 0.59, 0.61), other, same])
+    assert only.outcome is INCONCLUSIVE and only.reason == "of this model"

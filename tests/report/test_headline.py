@@ -50,7 +50,12 @@ def test_a_measure_that_the_sample_does_not_support_is_no_number():
     few = replace(LEAK[1], value=0.9, note="not supported by the sample: 30 non-members, at least 100 needed")
     headline = build_headline([LEAK[0], few])
     assert headline.numbers[1] == ("TPR at 1 % FPR", "not known", few.note) and "0.9" not in str(headline)
-    assert headline.badge.text == "LEAKS STRONGLY" and "sample is too small" in headline.sentences[0]
+    assert headline.badge.text == "LEAKS STRONGLY" and "rare accusations could not be measured" in headline.sentences[0]
+
+
+def test_a_measure_that_the_score_does_not_support_keeps_its_number_and_reason():
+    tied = replace(LEAK[1], value=None, low=None, high=None, note="not supported by the score: 9 non-members tie")
+    assert build_headline([LEAK[0], tied]).numbers[1] == ("TPR at 1 % FPR", "not known", tied.note)
 
 
 @pytest.mark.parametrize("noisy", [1, 5, 19])

@@ -44,6 +44,8 @@ def test_numbers_as_a_person_reads_them():
     assert format_measure(SummaryCell(0.975, 0.955, 0.987), "test_accuracy") == "97.5% [95.5, 98.7]"
     assert format_measure(SummaryCell(7.36, 7.36, 7.36, "one target: no interval"), "psnr") == "7.4 dB"
     assert format_measure(SummaryCell(0.6123, 0.6, 0.62), "auc", interval=False) == "0.612"
+    few = "not supported by the sample: 30 non-members, at least 100 needed"
+    assert format_measure(SummaryCell(0.0, 0.0, 0.94, few), "tpr_at_fpr_0.01") == "-"
     assert format_measure(SummaryCell(25978, None, None), "bytes_masked") == "25,978"
     assert format_measure(SummaryCell(33646666, None, None), "parameters_masked") == "33.65 M"
     assert format_measure(SummaryCell(0.0012, None, None), "seconds_masked") == "1.20 ms"

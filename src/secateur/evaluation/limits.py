@@ -151,7 +151,8 @@ def check(rows: Sequence[Row], policy: Policy) -> list[Check]:
     for (subject, measure), items in by_subject.items():
         decided = _decide(subject, measure, items, policy, surpassed)
         unaided = policy.attacker == "shadows" and _lack_shadows(items)
-        doubts = invalid + ([NO_SHADOWS] if unaided and measure not in UTILITY else [])
+        nearest = failures([row for row in rows if _subject(row) == subject])  # before those of other models
+        doubts = nearest + invalid + ([NO_SHADOWS] if unaided and measure not in UTILITY else [])
         doubts += _list_weaknesses(rows, subject) if measure in PICTURES else []
         if decided.outcome is Outcome.ABOVE:
             doubts = shifted if measure not in UTILITY else []  # a shift looks like a leak; other faults only hide one

@@ -71,7 +71,8 @@ def build_headline(rows: Sequence[Row], limits: Sequence[Check] | None = None) -
 
 def _build_measured(rows: Sequence[Row], limits: Sequence[Check]) -> Headline:
     """Return the first screen without the claims."""
-    shipped = [item for item in _collect(rows, MEASURES) if item.estimate is not None]
+    collected = _collect(rows, MEASURES)
+    shipped = [item for item in collected if item.estimate is not None]
     if not shipped:
         badge = ANSWERS[outcome(limits)] if limits else Badge("INCONCLUSIVE: no attack was run", "doubtful")
         sentences = [] if limits else ["Nothing is known of these models' leakage."]
@@ -83,7 +84,7 @@ def _build_measured(rows: Sequence[Row], limits: Sequence[Check]) -> Headline:
     top = select_strongest(_split(shipped).get("auc", []))
     sentences = [_describe_magnitude(shipped, before, leaking), _describe_change(rows, top)]
     sentences += [_describe_doubt(rows, leaking), _describe_attacker(rows, top)]
-    numbers = [_format_strongest(items) for items in _split(shipped).values()]
+    numbers = [_format_strongest(items) for items in _split(collected).values()]
     checks = {row.note or "": row.value == 1 for row in rows if row.metric == METRIC}
     return Headline(
         badge,
@@ -139,7 +140,7 @@ def _describe_magnitude(shipped: Sequence[Evidence], before: Sequence[Evidence],
     if not leaking:
         return "No attack that was run was shown to be better than guessing; a stronger attack might be."
     if top is None or top.estimate is None:
-        return "An attacker recognises members better than by guessing; the sample is too small for rare accusations."
+        return "An attacker recognises members better than by guessing; rare accusations could not be measured."
     named, price = round(CROWD * top.estimate.value), round(CROWD * 0.01)
     text = f"Of {CROWD:,} members an attacker names {named}, with {price} false accusations among {CROWD:,} others"
     original = select_strongest(_split(before).get("tpr_at_fpr_0.01", []))

@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from secateur.metrics.membership import TOO_FEW
 from secateur.report.summary import SummaryCell, SummaryLine
 
 if TYPE_CHECKING:
@@ -230,8 +231,8 @@ def format_measure(cell: SummaryCell | None, metric: str, interval: bool = True)
         >>> format_measure(SummaryCell(25978, None, None), "bytes_masked")
         '25,978'
     """
-    if cell is None or cell.value is None:
-        return "-"
+    if cell is None or cell.value is None or (metric.startswith("tpr_at_fpr") and TOO_FEW in (cell.note or "")):
+        return "-"  # a note says why; a share of so few rows would be read as a rate
     if metric in SHARES:
         return _format_ends(cell, interval, lambda x: f"{100 * x:.1f}", "%")
     if metric.startswith(DECIBELS):

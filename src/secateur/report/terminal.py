@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from secateur.catalogue import split
 from secateur.config.methods import FEDERATED, UPDATES, is_for_federations
+from secateur.evaluation.limits import Check
 from secateur.evaluation.submodel_advice import Advice, caution, from_rows
 from secateur.evaluation.validity import METRIC
 from secateur.metrics.membership import Estimate
@@ -88,10 +89,10 @@ def _print_sentences(console: Console, sentences: Iterable[str | None]) -> None:
             console.print(sentence)
 
 
-def print_audit(rows: Sequence[Row]) -> None:
-    """Print the attacks by model, then the verdict in sentences."""
+def print_audit(rows: Sequence[Row], limits: Sequence[Check] | None = None) -> None:
+    """Print the attacks by model, then the verdict in sentences; `limits` are the checks of its limits, if any."""
     console, lines = _open_console(), summarise(row for row in rows if row.metric not in APART)
-    attacks, headline = select_attacks(lines), build_headline(rows)
+    attacks, headline = select_attacks(lines), build_headline(rows, limits)
     columns = [
         Column("model", lambda line: "\n".join(split(line.title))),
         Column("defense", lambda line: "\n".join(split(str(line.labels["defense"])))),
