@@ -49,6 +49,11 @@ def test_nothing_to_prune_audits_the_original_alone():
     assert [duel.victim for duel in list_matchups(config(pruner="none"), 0)] == [Compression()]
 
 
+def test_a_private_training_is_attacked_although_nothing_is_pruned():
+    victims = [duel.victim for duel in list_matchups(config(pruner="none", defense="ppb,dp-sgd-scratch"), 0)]
+    assert [str(victim.defense) for victim in victims] == ["basic", "dp-sgd-scratch"]
+
+
 def test_sparsity_zero_is_the_original_and_comes_once():
     found = list(list_matchups(config(pruner="l1-unstructured,snip", sparsity="0,.5"), 0))
     assert [duel.labels["pruner"] for duel in found] == ["none", "l1-unstructured", "snip"]

@@ -90,7 +90,9 @@ def list_matchups(config: Audit, seed: int) -> Iterator[Matchup]:
     """Yield all match-ups of one seed; in `known` the originals come first, against shadows that are originals."""
     if config.protocol == "known":
         models = grid(config)
-        originals = dict.fromkeys([model.original for model in models] or [Compression()])
+        defenses = config.defense if config.weights is None else []  # given weights have their training behind them
+        unpruned = [Compression(defense=defense) for defense in defenses] or [Compression()]
+        originals = dict.fromkeys(model.original for model in models or unpruned)
         for original in originals:
             yield Matchup(original, original)
         for model in models:

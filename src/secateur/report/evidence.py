@@ -253,7 +253,7 @@ def _subject(rows: Sequence[Row], config: dict[str, Any]) -> dict[str, Any]:
         counts = [row.value for row in rows if row.metric == name and row.value is not None]
         if counts:
             facts[f"{name} asked about"] = int(counts[0])
-    if not config.get("predictions"):
+    if config.get("pruner") and not config.get("predictions"):
         facts["pruner"], facts["sparsity"] = config.get("pruner"), config.get("sparsity")
     return {name: value for name, value in facts.items() if value not in (None, [], "")}
 
