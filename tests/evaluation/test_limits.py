@@ -27,7 +27,8 @@ def decided(rows, limit=0.75, **policy):
 @pytest.mark.parametrize(
     ("estimate", "decide", "wanted"),
     [
-        ((0.813, 0.701, 0.909), "high", ABOVE),
+        ((0.813, 0.701, 0.909), "high", INCONCLUSIVE),
+        ((0.813, 0.760, 0.866), "high", ABOVE),
         ((0.700, 0.600, 0.790), "high", INCONCLUSIVE),
         ((0.700, 0.660, 0.740), "high", WITHIN),
         ((0.700, 0.600, 0.790), "value", WITHIN),
@@ -42,13 +43,16 @@ def test_the_named_end_of_the_interval_decides(estimate, decide, wanted):
 
 
 @pytest.mark.parametrize(
-    ("measure", "estimate", "limit"),
-    [("tpr_at_fpr_0.01", (0.094, 0.02, 0.17), 0.05), ("accuracy_drop", (0.105, 0.051, 0.159), 0.02)],
+    ("measure", "estimate", "limit", "wanted"),
+    [
+        ("tpr_at_fpr_0.01", (0.094, 0.02, 0.17), 0.05, INCONCLUSIVE),
+        ("accuracy_drop", (0.105, 0.051, 0.159), 0.02, ABOVE),
+    ],
 )
-def test_a_value_above_its_limit_never_passes_by_a_wide_interval(measure, estimate, limit):
+def test_a_value_above_its_limit_never_passes_by_a_wide_interval(measure, estimate, limit, wanted):
     value, low, high = estimate
     (only,) = decided([row(metric=measure, value=value, low=low, high=high)], limit)
-    assert only.outcome is ABOVE
+    assert only.outcome is wanted and not only.passed
 
 
 def test_the_upper_end_decides_by_default_and_the_advice_is_a_number_of_rows():
@@ -134,8 +138,14 @@ def test_the_accuracy_drop_is_the_measured_one():
     assert drop.outcome is ABOVE and drop.sentence.endswith("is above the limit 0.02")
 
 
+def test_rows_that_would_decide_are_named_on_either_side_of_the_limit():
+    rows = [auc(0.80, 0.60, 0.90), row(metric="members", value=30, attack=None)]
+    (only,) = decided(rows)  # the lower half width of .2 must become .05: sixteen times the rows
+    assert only.sentence.endswith("about 480 rows would decide (now 30)")
+
+
 def test_what_a_ci_server_reads():
-    rows = [auc(0.8, 0.75, 0.85), auc(0.70, 0.60, 0.80, sparsity=0.5)]
+    rows = [auc(0.8, 0.76, 0.84), auc(0.70, 0.60, 0.80, sparsity=0.5)]
     suite = ElementTree.fromstring(junit(decided(rows)).encode())
     assert (suite.get("tests"), suite.get("failures"), suite.get("errors")) == ("2", "1", "1")
     assert "is above the limit" in suite.find(".//failure").get("message")

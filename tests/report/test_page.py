@@ -64,10 +64,10 @@ def test_the_answer_to_the_limits_comes_first():
     rows = audit_rows()
     assert '<p class="badge">WITHIN THE LIMITS, against these attackers</p>' in judged(rows, "{auc: 0.9}")
     assert '<p class="badge">INCONCLUSIVE</p>' in judged(rows, "{auc: 0.74}")
-    failed = judged(rows, "{auc: 0.6}")
+    failed = judged(rows, "{auc: 0.57}")
     lines = re.findall(r"<li>(.*?): above the limit: ", failed)
     assert len(lines) == len(set(lines)) == 6  # one line a model, whatever the number of attacks
-    assert failed.index("FAIL: above a limit") < failed.index("limit 0.6") < failed.index("leaks most")
+    assert failed.index("FAIL: above a limit") < failed.index("limit 0.57") < failed.index("leaks most")
 
 
 def test_the_first_screen_has_the_magnitude_the_numbers_and_the_checks():
@@ -137,12 +137,12 @@ def test_the_runs_own_limits_decide():
     assert check_limits([source(rows)]) is None
     assert check_limits([source(rows, config="limits: {auc: null}")]) is None
     assert outcome(check_limits([source(rows, config="limits: {auc: 0.9}")])) is Outcome.WITHIN
-    checks = check_limits([source(rows, config="limits: {auc: 0.6}")])
-    # Eight pruned models; the first two leak .575 and .595 at most, but their upper ends are above.
+    checks = check_limits([source(rows, config="limits: {auc: 0.57}")])
+    # Eight pruned models; the first two leak .575 and .595 at most, and .57 lies inside their intervals.
     assert [check.outcome for check in checks] == [Outcome.INCONCLUSIVE] * 2 + [Outcome.ABOVE] * 6
-    both = check_limits([source(rows, config="limits: {auc: 0.9}"), source(rows, "b", config="limits: {auc: 0.712}")])
+    both = check_limits([source(rows, config="limits: {auc: 0.9}"), source(rows, "b", config="limits: {auc: 0.682}")])
     assert [check.sentence for check in both if check.outcome is Outcome.ABOVE] == [
-        "b: l1-structured 0.9, ppb: auc 0.715 [0.685, 0.745] under samia is above the limit 0.712"
+        "b: l1-structured 0.9, ppb: auc 0.715 [0.685, 0.745] under samia is above the limit 0.682"
     ]
 
 

@@ -1,8 +1,8 @@
 """Limits on leakage, and claims of privacy: what finished runs show, held against them.
 
-A limit is within, above or inconclusive. By default a value beyond it is above. The upper end of the interval must lie
-within it, so that fewer rows never pass more easily. Silence never passes: a measure that is missing, or that the
-sample does not support, is inconclusive.
+A limit is within, above or inconclusive. By default the whole interval decides: its upper end must lie within the
+limit, so that fewer rows never pass more easily, and a limit inside the interval is inconclusive. Silence never
+passes: a measure that is missing, or that the sample does not support, is inconclusive.
 
 A claimed epsilon is refuted where an attack shows more (`metrics/epsilon.py`). No attack can prove a claim.
 """
@@ -312,6 +312,8 @@ def _decide(subject: str, measure: str, items: Sequence[Evidence], policy: Polic
     strongest = max(supported or certain, key=_value)
     if policy.decide == "low":
         above = [item for item in items if id(item) in surpassed]
+    elif policy.decide == "high":
+        above = certain  # where the limit lies inside the interval, the rows decide neither way
     else:
         above = certain + [item for item in supported if _value(item) > limit]
     if above:
@@ -349,8 +351,9 @@ def _find_surpassed(items: Sequence[Evidence], limits: Mapping[str, float]) -> s
 def _advice(item: Evidence, limit: float) -> str:
     """Return the number of rows whose interval would decide, if the value stays."""
     assert item.estimate is not None
-    room, width = limit - item.estimate.value, item.estimate.high - item.estimate.value
-    if room <= 0:
+    room = limit - item.estimate.value
+    width = (item.estimate.high if room > 0 else item.estimate.low) - item.estimate.value
+    if not room:
         return "the value lies at the limit"
     more = (width / room) ** 2  # intervals narrow with the root of the number of rows
     if item.rows is None:
