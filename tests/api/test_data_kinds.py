@@ -211,6 +211,14 @@ def test_the_command_takes_tables(folder, table, tmp_path, capsys, monkeypatch):
     check_auc(rows, tmp_path, confidences(*table))
 
 
+@pytest.mark.parametrize("source", ["table.csv", "table.parquet"])
+def test_a_trained_model_and_a_table_whose_first_rows_are_members(folder, table, tmp_path, capsys, monkeypatch, source):
+    monkeypatch.chdir(folder)
+    flags = ["--label", "diagnosis", "--train-size", INSIDE, "--weights", "table.safetensors"]
+    rows = audit(capsys, tmp_path, "table", "--data", source, *flags)
+    check_auc(rows, tmp_path, confidences(*table))
+
+
 @pytest.mark.parametrize("source", ["table.csv", "table.parquet", "pictures"])
 def test_the_command_trains_on_it(folder, tmp_path, capsys, monkeypatch, source):
     monkeypatch.chdir(folder)

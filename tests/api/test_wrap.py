@@ -105,6 +105,14 @@ def exported(net):
     return torch.export.export(net, (torch.zeros(2, WIDTH),), dynamic_shapes=({0: rows},))
 
 
+def quantised_by_torchao(net):
+    from torchao.quantization import Int8DynamicActivationInt8WeightConfig, quantize_
+
+    net = copy.deepcopy(net)
+    quantize_(net, Int8DynamicActivationInt8WeightConfig())
+    return net
+
+
 MODULES = {
     "logits": lambda net: net,
     "probabilities": lambda net: Answering(net, lambda y: y.softmax(1)),
@@ -116,6 +124,8 @@ MODULES = {
     "weight_norm of old": lambda net: normed(net, nn.utils.weight_norm),
     "weight_norm of today": lambda net: normed(net, nn.utils.parametrizations.weight_norm),
     "int8, dynamic": quantised,
+    "int8 by torchao": quantised_by_torchao,
+    "torch.compile": lambda net: torch.compile(net, backend="eager"),
     "scripted": lambda net: scripted(torch.jit.script, net),
     "traced": lambda net: scripted(torch.jit.trace, net, torch.zeros(2, WIDTH)),
     "torch.fx": torch.fx.symbolic_trace,
@@ -378,3 +388,10 @@ def test_inputs_that_do_not_fit_together_are_one_sentence(read):
         secateur.invert(net, sides[0], "dlg", mean=[0.5], std=[0.5])
     with pytest.raises(secateur.WrongInput, match="which is empty"):
         secateur.audit(net, *((torch.empty(ROWS, 0), labels) for _, labels in sides))
+
+
+def test_a_program_of_seven_rows_is_asked_seven_at_a_time(net, sides):
+    program = torch.export.export(net, (torch.zeros(7, WIDTH),))
+    assert 2 * ROWS % 7  # the last part is not whole
+    answers = net(torch.cat([inputs for inputs, _ in sides])).softmax(1).detach()
+    assert audited(program, sides) == pytest.approx(own_auc(answers, sides), abs=1e-3)

@@ -115,6 +115,20 @@ def test_a_folder_of_gray_images(tmp_path):
     assert load(str(tmp_path)).input_shape == (1, 4, 5)
 
 
+def test_pictures_in_train_are_the_members(tmp_path):
+    for name in ("train/a/2.png", "train/b/1.png", "train/b/9.png", "test/a/1.png", "test/b/2.png"):
+        picture(tmp_path / name)
+    data = load(str(tmp_path))
+    assert (data.train_size, data.labels.tolist(), data.classes) == (3, [0, 1, 1, 0, 1], 2)
+
+
+def test_train_and_test_may_be_classes(tmp_path):
+    picture(tmp_path / "train/1.png")
+    picture(tmp_path / "test/1.png")
+    data = load(str(tmp_path))
+    assert (data.train_size, data.labels.tolist(), data.classes) == (2, [0, 1], 2)
+
+
 def test_image_folders_that_are_wrong(tmp_path):
     with pytest.raises(WrongInput, match="holds no pictures"):
         load(str(tmp_path))

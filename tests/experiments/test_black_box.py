@@ -253,3 +253,30 @@ def test_an_endpoint_that_is_down_or_refuses_is_one_sentence(server, brought, tm
     assert "did not answer (401" in capsys.readouterr().err and len(server.rows) == 1
     assert audit(tmp_path / "b", "--model", "http://127.0.0.1:9/none", *flags) == 2
     assert "did not answer" in capsys.readouterr().err
+
+
+def test_a_file_is_compared_by_the_users_groups(brought, tmp_path, capsys):
+    folder, _ = brought
+    arrays = dict(np.load(folder / "own.npz"))
+    np.savez(tmp_path / "wards.npz", **arrays, ward=np.arange(2 * ROWS) % 2)
+    flags = ["--model", folder / "net.pt2", "--data", tmp_path / "wards.npz", "--attack", "conf"]
+    assert audit(tmp_path / "run", *flags, "--group", "ward") == 0
+    (worst,) = (row for row in load_rows(tmp_path / "run") if row.metric == "worst_group_auc")
+    assert "the worst of 4" in worst.note  # two classes and two wards
+    assert audit(tmp_path / "run", *flags, "--group", "floor") == 2
+    assert "group: wards has no column 'floor'" in capsys.readouterr().err
+
+
+def test_given_weights_are_recognised_as_pruned_and_must_answer_twice_alike(brought, tmp_path, monkeypatch, capsys):
+    folder, _ = brought
+    monkeypatch.chdir(folder)
+    flags = ["--weights", "pruned.pt", "--data", "own.npz", "--pruner", "none", "--attack", "conf"]
+    assert audit(tmp_path / "run", "--model", "own_net:net", *flags) == 0
+    layers = {row.extra["layer"]: row.value for row in load_rows(tmp_path / "run") if row.metric == "layer_sparsity"}
+    assert layers["0"] == pytest.approx(0.7) and layers["2"] == 0
+    noisy = "\n\nclass Noisy(nn.Sequential):\n    def forward(self, x):\n"
+    noisy += "        return super().forward(nn.functional.dropout(x, 0.5))\n"
+    (tmp_path / "noisy_net.py").write_text(NET.replace("nn.Sequential(", "Noisy(") + noisy)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    assert audit(tmp_path / "run", "--model", "noisy_net:net", *flags) == 2
+    assert "model: it answers the same input differently when asked again" in capsys.readouterr().err

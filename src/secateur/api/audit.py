@@ -25,12 +25,11 @@ from secateur.errors import WrongInput
 from secateur.evaluation.membership import cache_answers
 from secateur.evaluation.records import ModelRecords
 from secateur.evaluation.validity import Accuracy, Validity, resemblance, validity_rows
-from secateur.experiments.black_box import ROWS, BoxAudit, needs_no_shadows, sparsity_rows
+from secateur.experiments.black_box import ROWS, BoxAudit, needs_no_shadows, sparsity_of, sparsity_rows
 from secateur.experiments.context import MOVES, check_installed, check_models, shortage
 from secateur.experiments.pipeline import Finetuning, build_fit
 from secateur.interfaces import Batch, BlackBox, Converter, Reshaper, Shadow, Teaches
 from secateur.models.create import check_labels, explain_failure
-from secateur.models.sparsity import overall_sparsity
 from secateur.models.wrap import Wrapped, check_repeatable, in_precision, wrap
 from secateur.runs.folder import MemoryRun
 from secateur.runs.rows import Row
@@ -126,7 +125,7 @@ def audit(
     work = BoxAudit(MemoryRun(), seed, inside, outside, chosen, known, ids, groups=named)
     net, net_before = sides[0].net, None if original is None else original.net
     labels: dict[str, Any] = {"model": name, "dataset": "given", "pruner": pruner or "given", "adaptive": False}
-    share = (sparsity if method.uses_sparsity else 0.0) if pruner else overall_sparsity(net, net_before) if net else 0.0
+    share = (sparsity if method.uses_sparsity else 0.0) if pruner else sparsity_of(net, net_before)
     labels |= {"sparsity": share, "defense": defense if pruner else "given", "seed": seed, "extra": {}}
     exposure = work.measure(sides[0].box, labels, name, trained=pruner is None)
     work.run.add([] if pruner else sparsity_rows(labels, net, net_before))

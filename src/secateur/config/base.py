@@ -157,6 +157,7 @@ class Common(Fields):
     resize: Count | None = flag(None, "Side in pixels to which the pictures of a folder are resized.")
     label: str = flag("label", "Column of the labels in a table.")
     classes: Count | None = flag(None, "Number of classes. By default the largest label and 1.")
+    train_size: Count | None = flag(None, "Number of members: the first rows of the data.")
     download: bool = field(True, "Download a data set that is not in its folder.")
     examples: Count | None = field(None, "Largest number of rows of the data set, drawn at random.")
     train: Training = field(Training, "Training of the models.")
@@ -181,7 +182,7 @@ class Common(Fields):
         from secateur.data.scaling import DataForm
 
         scaling = (self.inputs_are, tuple(self.mean), tuple(self.std), self.transform)
-        return DataForm(*scaling, self.resize, self.label, self.classes)
+        return DataForm(*scaling, self.resize, self.label, self.classes, self.train_size)
 
     def recipes(self, tabular: bool) -> tuple[Recipe, Recipe]:
         """Return the recipes of training and fine-tuning.

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import functools
 import io
+import itertools
 import logging
 from collections.abc import Mapping
 from dataclasses import replace
@@ -27,7 +28,8 @@ from secateur.errors import WrongInput, unknown
 
 FORMATS = ("PNG", "JPEG", "TIFF", "BMP", "GIF", "WEBP", "PPM")  # no EPS: PIL would start another program for it
 LARGEST = 1 << 24  # pixels
-FOLDERS = "pictures must be in one sub-folder for each class"
+SIDES = ("train", "test")  # sub-folders of members and of others
+FOLDERS = "pictures must be in one sub-folder for each class, or so in train and in test"
 
 
 ALLOWED = "a .npz, .csv or .parquet file, a folder of images"
@@ -123,20 +125,25 @@ def _statistic(field: str, values: Any) -> Stats:
 def from_image_folder(path: Path, form: DataForm = UNSAID) -> Dataset:
     """Return the data set of a folder of images: one sub-folder for each class, in alphabetical order.
 
+    Where the folder holds `train` and `test` alone, they hold the classes, and the pictures of `train` are the members.
     All images have one size, or are resized to squares of `form.resize` pixels. The data set is gray if all images are
     gray, else colour. Pixels are scaled and standardised as in `from_arrays`.
     """
-    classes = sorted(entry.name for entry in path.iterdir() if entry.is_dir() and not entry.name.startswith("."))
+    has_sides = set(_list_folders(path)) == set(SIDES) and all(_list_folders(path / side) for side in SIDES)
+    folders = [path / side for side in SIDES] if has_sides else [path]
+    classes = sorted({name for folder in folders for name in _list_folders(folder)})
     size = None if form.resize is None else (form.resize, form.resize)
     pictures: list[np.ndarray] = []
     labels: list[int] = []
-    for member, stream in contents(path):
+    members = 0
+    for member, stream in itertools.chain.from_iterable(map(contents, folders)):
         inside = member.parts[1:]
         if any(part.startswith(".") for part in inside):
             continue
         if len(inside) != 2:
             raise WrongInput("data", f"{path} holds {'/'.join(inside)}; {FOLDERS}")
-        picture = read_image(stream, f"{path}/{'/'.join(inside)}", size, gray=True)
+        name = "/".join(member.parts if has_sides else inside)
+        picture = read_image(stream, f"{path}/{name}", size, gray=True)
         if pictures and picture.shape[1:] != pictures[0].shape[1:]:
             sizes = [f"{shape[2]} x {shape[1]}" for shape in (pictures[0].shape, picture.shape)]
             raise WrongInput(
@@ -144,11 +151,16 @@ def from_image_folder(path: Path, form: DataForm = UNSAID) -> Dataset:
             )
         pictures.append(picture)
         labels.append(classes.index(inside[0]))
+        members += member.parts[0] == SIDES[0]
     if not pictures:
         raise WrongInput("data", f"{path} holds no pictures; {FOLDERS}")
     channels = max(len(picture) for picture in pictures)
     pixels = np.stack([np.broadcast_to(picture, (channels, *picture.shape[1:])) for picture in pictures])
-    return from_arrays(path.resolve().name, pixels, labels, form=form)
+    return from_arrays(path.resolve().name, pixels, labels, members if has_sides else None, form=form)
+
+
+def _list_folders(path: Path) -> list[str]:
+    return [entry.name for entry in path.iterdir() if entry.is_dir() and not entry.name.startswith(".")]
 
 
 def read_image(stream: BinaryIO, name: object, size: tuple[int, int] | None = None, gray: bool = False) -> np.ndarray:
@@ -207,7 +219,8 @@ def from_arrays(
     if values.dtype.kind not in "biuf" or values.ndim < 2 or values.size == 0 or len(values) != len(targets):
         sizes = f"{values.dtype} of shape {values.shape} and {len(targets)} labels"
         raise WrongInput("inputs", f"{name} has {sizes}; use numbers, one row for every label")
-    size = len(values) if train_size is None else int(_integers("train_size", [train_size])[0])
+    members = form.train_size if form.train_size is not None else train_size
+    size = len(values) if members is None else int(_integers("train_size", [members])[0])
     authors = None if writers is None else _integers("writers", writers)
     classes = count_classes(name, targets, form.classes)
     is_pictures = values.ndim in (3, 4) and (values.dtype == np.uint8 or form.inputs_are == "pixels")

@@ -15,6 +15,7 @@ from torch import Generator, Tensor
 from secateur.errors import WrongInput, check_number, check_whole
 
 SMALLEST = 8  # rows of a split: with fewer, a half's training part is empty
+ADVICE = "train_size is the number of members, which come first"
 FEMNIST_GROUPS = tuple(range(3, 28, 3))  # writers per client in MaPP-FL; a tenth client gets all others
 
 
@@ -173,12 +174,16 @@ def split_trained(n: int, members: int, shadows: int, rng: Generator, population
     tenth = len(outside) // 10
     if not shadows or population is not None:
         if len(outside) < SMALLEST + 2:  # with fewer, no row is left for early stopping
-            raise WrongInput("data", f"{len(outside)} rows lie outside the members; use at least {SMALLEST + 2}")
+            raise WrongInput(
+                "data", f"{len(outside)} rows lie outside the members; use at least {SMALLEST + 2}; {ADVICE}"
+            )
         drawn = () if population is None else _draw(population, shadows, rng, most=members)
         return Split(Part(torch.arange(members), outside[:tenth], outside[tenth:]), drawn)
     nonmembers, attacker_rows = outside[tenth:].tensor_split(2)
     if len(attacker_rows) < SMALLEST:
-        raise WrongInput("data", f"{len(outside)} rows lie outside the members; use at least {2 * SMALLEST + 4}")
+        raise WrongInput(
+            "data", f"{len(outside)} rows lie outside the members; use at least {2 * SMALLEST + 4}; {ADVICE}"
+        )
     return Split(Part(torch.arange(members), outside[:tenth], nonmembers), _draw(attacker_rows, shadows, rng))
 
 

@@ -48,6 +48,7 @@ class DataForm:
     resize: int | None = None  # side of the pictures of a folder
     label: str = "label"  # column of a table
     classes: int | None = None
+    train_size: int | None = None  # members, the first rows
     group: str | None = None  # column of a table, or array of a file, that is no input
 
     @property

@@ -52,9 +52,7 @@ def prepare(
     torch.set_num_threads(config.threads)
     data = load_data(config)
     check_data(data)
-    if config.form.group is not None and data.groups is None:
-        problem = f"{data.name} has no column {config.form.group!r}"
-        raise WrongInput("group", f"{problem}; name an array of an .npz file, or a column of a table")
+    check_groups(config, data)
     if config.examples is not None:
         data = data.limit_rows(config.examples, derive(0, "examples"))
     net = create(config.model, data.input_shape, data.classes, derive(0, "check"))
@@ -63,6 +61,13 @@ def prepare(
     data = fit_inputs(net, data)
     check(net, data.input_shape, data.classes)
     return data, device_of(config)
+
+
+def check_groups(config: Common, data: Dataset) -> None:
+    """Refuse a column of groups that the data do not have."""
+    if config.form.group is not None and data.groups is None:
+        problem = f"{data.name} has no column {config.form.group!r}"
+        raise WrongInput("group", f"{problem}; name an array of an .npz file, or a column of a table")
 
 
 def join_population(config: Common, data: Dataset, source: str) -> Dataset:

@@ -31,7 +31,7 @@ from secateur.evaluation.validity import (
     resemblance,
     validity_rows,
 )
-from secateur.experiments.black_box import can_only_be_asked, plan_black_box
+from secateur.experiments.black_box import ROWS, can_only_be_asked, plan_black_box, sparsity_rows
 from secateur.experiments.canaries import measure_canaries
 from secateur.experiments.context import (
     SeedContext,
@@ -72,7 +72,8 @@ from secateur.interfaces import (
 from secateur.metrics.epsilon import LEVEL
 from secateur.metrics.estimates import paired_drop
 from secateur.metrics.membership import auc_change
-from secateur.models.create import check_untrained
+from secateur.models.create import check_untrained, create, load_weights
+from secateur.models.wrap import check_repeatable, wrap
 from secateur.runs.artifacts import Result
 from secateur.runs.folder import open_run
 from secateur.runs.rows import Row
@@ -162,6 +163,9 @@ def _prepare(config: Audit) -> tuple[Dataset, torch.device, Validity | None]:
     data, scaling = scale_inputs(config, data)
     if scaling is None and (config.data not in methods("dataset") or config.form.says_scaling):
         scaling = Validity("scaling", True, f"the model's inputs are {data.scaling}")
+    if config.weights is not None:
+        net = create(config.model, data.input_shape, data.classes, derive(0, "check"))
+        check_repeatable("model", wrap(load_weights(net, config.weights)), data.inputs[:ROWS])
     if config.population is not None:
         data = join_population(config, data, config.population)
     return data, device, scaling
@@ -254,6 +258,7 @@ class AuditEvaluation:
         if self.config.weights is not None and victim.pruner is None:
             accuracy = self._accuracy(VICTIM, victim, model).train
             context.run.add(validity_rows(labels, [member_accuracy(accuracy, context.data.classes)]))
+            context.run.add(sparsity_rows(labels, module_of(context, victim, model)))
         if victim.pruner is not None:
             self._measure_drop(victim, labels)
         for proved in self._guarantees(victim):

@@ -19,7 +19,7 @@ from secateur.errors import WrongInput
 from secateur.evaluation.limits import claim_rows
 from secateur.evaluation.membership import cache_answers
 from secateur.evaluation.records import write_records
-from secateur.evaluation.setup import choose_scaling
+from secateur.evaluation.setup import check_groups, choose_scaling
 from secateur.evaluation.validity import Validity, member_accuracy, validity_rows
 from secateur.experiments.context import shortage
 from secateur.experiments.exposure import RANKING, MembershipExposure, fit_attack
@@ -61,7 +61,7 @@ def run_black_box(config: Audit, out: Path) -> list[Row]:
         rows = torch.arange(len(data.inputs))
         members, nonmembers = data.batch.take(rows[: data.train_size]), data.batch.take(rows[data.train_size :])
         able = [attack for attack in config.attack if shortage(attack, 0) is None]
-        work = BoxAudit(run, seed, members, nonmembers, able, ids=rows, data_key=data.key)
+        work = BoxAudit(run, seed, members, nonmembers, able, (), rows, data.key, data.groups)
         nets = [one.net if isinstance(one, Wrapped) else None for one in (box, before)]
         labels: dict[str, Any] = {"model": name_model(config), "dataset": data.name, "pruner": "given"}
         labels |= {"sparsity": sparsity_of(*nets), "defense": "given", "adaptive": False}
@@ -131,11 +131,15 @@ def _read_data(config: Audit) -> Dataset:
     """Return the data; refuse data without members or without non-members."""
     torch.set_num_threads(config.threads)
     data = load(config.data, config.data_folder, config.download, config.form)
+    check_groups(config, data)
     if config.examples is not None:
         data = data.limit_rows(config.examples, derive(0, "examples"))
     if len(data.inputs) - data.train_size < 2:
         problem = f"{data.name} has {len(data.inputs) - data.train_size} rows after its {data.train_size} members"
-        raise WrongInput("data", f"{problem}; an audit needs non-members too: set train_size to the number of members")
+        raise WrongInput(
+            "data",
+            f"{problem}; an audit needs non-members too: set train_size to the number of members, which come first",
+        )
     return data
 
 

@@ -78,6 +78,10 @@ def overall_sparsity(net: nn.Module, before: nn.Module | None = None) -> float:
 
 
 def _count_kept(net: nn.Module) -> dict[str, tuple[int, int]]:
-    """Return by layer the number of its weights that are not zero, and of all."""
-    weights = {name: m.weight for name, m in net.named_modules() if isinstance(m, (_ConvNd, nn.Linear))}
+    """Return by layer the number of its weights that are not zero, and of all.
+
+    Quantised weights are left out: their zeros are small weights that were rounded, not pruned ones.
+    """
+    layers = {name: m.weight for name, m in net.named_modules() if isinstance(m, (_ConvNd, nn.Linear))}
+    weights = {name: weight for name, weight in layers.items() if type(weight) in (Tensor, nn.Parameter)}
     return {name: (int(weight.count_nonzero()), weight.numel()) for name, weight in weights.items()}

@@ -79,7 +79,7 @@ def wrap(
     if weights is not None and not isinstance(model, nn.Module):
         raise WrongInput("weights", "are for an nn.Module; leave them out")
     if isinstance(model, torch.export.ExportedProgram):
-        return Wrapped(_reading(_plain(model.module(), copied=True), outputs, classes))
+        return Wrapped(_reading(_plain(model.module(), copied=True, rows=count_fixed_rows(model)), outputs, classes))
     if isinstance(model, nn.Module):
         net = fold_masks(model) if weights is None else load_weights(copy_module(fold_masks(model)), weights)
         return Wrapped(_reading(_module(net), outputs, classes), net=net)
@@ -130,8 +130,14 @@ def _pure(net: nn.Module) -> Callable[[Tensor], Tensor]:
     return lambda inputs: answer(in_precision(net, inputs).to(device))
 
 
-def _plain(net: nn.Module, copied: bool = False) -> Answer:
-    """Return a module as a function of inputs, part by part, in eval mode; `copied` if it is no one else's."""
+def _plain(net: nn.Module, copied: bool = False, rows: int | None = None) -> Answer:
+    """Return a module as a function of inputs, part by part, in eval mode.
+
+    Args:
+        net: the module.
+        copied: True if it is no one else's.
+        rows: the only number of rows that it takes; None for any.
+    """
     with suppress(Exception):  # some scripted and quantised modules cannot be copied; then the user's own is asked
         net = net if copied else copy_module(net)
     with suppress(NotImplementedError):  # a program of torch.export was traced in one mode
@@ -143,18 +149,31 @@ def _plain(net: nn.Module, copied: bool = False) -> Answer:
         with full_precision(device):
             return call(net, map_inputs(part, lambda value: in_precision(net, value).to(device)))
 
-    return _parts(answer)
+    return _parts(answer, rows)
 
 
-def _parts(answer: Answer) -> Answer:
-    """Return a function that is called for few rows at once."""
+def _parts(answer: Answer, rows: int | None = None) -> Answer:
+    """Return a function that is called for few rows at once, or for exactly `rows`."""
+    size = rows or ROWS
 
     def ask(inputs: Inputs) -> Tensor:
-        starts = range(0, len(first_tensor(inputs)), ROWS)
-        parts = [map_inputs(inputs, itemgetter(slice(start, start + ROWS))) for start in starts]
-        return torch.cat([read_outputs(answer(part)) for part in parts])
+        count = len(first_tensor(inputs))
+        if rows is not None:  # the last row is repeated until the last part is whole
+            order = torch.arange(-(-count // size) * size).clamp_max(count - 1)
+            inputs = map_inputs(inputs, itemgetter(order))
+        starts = range(0, len(first_tensor(inputs)), size)
+        parts = [map_inputs(inputs, itemgetter(slice(start, start + size))) for start in starts]
+        return torch.cat([read_outputs(answer(part)) for part in parts])[:count]
 
     return ask
+
+
+def count_fixed_rows(program: torch.export.ExportedProgram) -> int | None:
+    """Return the number of rows that a program was exported for; None if it takes any number."""
+    names = program.graph_signature.user_inputs
+    values = [node.meta.get("val") for node in program.graph.nodes if node.op == "placeholder" and node.name in names]
+    first = next((value for value in values if isinstance(value, Tensor) and value.ndim), None)
+    return first.shape[0] if first is not None and isinstance(first.shape[0], int) else None
 
 
 def call(function: Callable[..., Any], inputs: Inputs) -> Any:
