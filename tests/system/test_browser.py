@@ -119,11 +119,11 @@ def test_on_a_phone_every_cell_has_its_heading_and_the_lines_sort(page):
 
 
 def test_a_window_that_is_too_narrow_for_a_table_says_so_and_keeps_the_names(page):
-    assert "Accuracy and gaps by model" in cut_off(page, 700)
+    assert "Cost by model" in cut_off(page, 700)
     assert page.locator(".hint:visible").count() >= 1
-    box = page.locator(".spread:has(#models)")
+    box = page.locator(".spread:has(#costs)")
     box.evaluate("box => { box.scrollLeft = box.scrollWidth; }")
-    name, frame = page.locator("#models td").first.bounding_box(), box.bounding_box()
+    name, frame = page.locator("#costs td").first.bounding_box(), box.bounding_box()
     assert abs(name["x"] - frame["x"]) < 3
 
 

@@ -47,7 +47,7 @@ def losses(folder):
 def kept_model(folder):
     from safetensors.torch import load_file
 
-    (file,) = folder.glob("artifacts/*.safetensors")
+    (file,) = folder.glob("artifacts/federate-*.safetensors")
     return load_file(file)
 
 
