@@ -27,7 +27,7 @@ demo: .venv/core  ## audit a small network on embedded data, invert a few update
 	$(BIN)/secateur audit --out runs/demo
 	$(BIN)/secateur invert --out runs/demo-updates --targets 4 --iterations 300
 
-test: .venv/dev  ## the fast tests (about 5 minutes on two idle cores)
+test: .venv/dev  ## the fast tests (under 8 minutes on two cores)
 	$(BIN)/python -m pytest -n 2 --dist loadfile -m "not system"
 
 test-system: .venv/dev  ## the long tests: kills, browser, servers (under 25 minutes)
