@@ -4,7 +4,7 @@ Nothing is downloaded: the text comes with Python. Run it in this folder with:
 
     secateur audit --model sentences:net --data sentences:data --pruner l1-unstructured
 
-or with the settings of a run file, `secateur audit audit.yaml`.
+or with the settings of a run file, `secateur audit audit.yaml --trust`.
 """
 
 from __future__ import annotations

@@ -206,6 +206,17 @@ class Defense(Joined):
         return next((part for part in self.parts if part.method.info["acts_on"] == target), None)
 
 
+def is_reference(text: str) -> bool:
+    """Return True if a text is `module:function`.
+
+    Example:
+        >>> is_reference("my.models:net"), is_reference("folder/a:b"), is_reference("digits")
+        (True, False, False)
+    """
+    module, colon, function = text.partition(":")
+    return bool(colon) and all(part.isidentifier() for part in [*module.split("."), function])
+
+
 def users_own(field: str, reference: str) -> Callable[..., Any]:
     """Import the user's function named by `module:function`; the module may be in the current folder."""
     module, _, function = reference.partition(":")

@@ -32,6 +32,7 @@ File = Annotated[Path | None, typer.Argument(metavar="FILE.yaml")]
 Config = Annotated[Path | None, typer.Option("--config", help="Run file (YAML). Flags override its fields.")]
 Out = Annotated[Path, typer.Option(help="Folder of the run. Rerun the same command to resume.")]
 DryRun = Annotated[bool, typer.Option("--dry-run", help="Check the input and print the plan, but run nothing.")]
+Trust = Annotated[bool, typer.Option("--trust", help="Call the module:function that the run file names.")]
 Set = Annotated[list[str] | None, typer.Option("--set", help="Any field of the run file: field.part=value.")]
 Junit = Annotated[Path | None, typer.Option(help="JUnit file of the checked limits, for a CI server.")]
 Json = Annotated[bool, typer.Option("--json", help="Print the rows as one JSON array on standard output.")]
@@ -84,8 +85,38 @@ class RunCommand(Command):
     def invoke(self, ctx: Any) -> Any:
         """Run the command with its settings."""
         values = {parameter.name: ctx.params.pop(parameter.name) for parameter in self.inputs}
-        ctx.obj = read_settings(self.schema, values)
+        trusted = values.pop("trust", False)
+        code = read_code(ctx, self.schema, values)
+        if code and ctx.params.get("dry_run") and self.name != "sweep":  # the plan of a sweep calls nothing
+            say(f"a dry run does not call the code that the run file names, so only the fields were checked: {code}")
+            return None
+        if code and not trusted and not ctx.params.get("dry_run"):
+            advice = "read the file, then add --trust, or name it on the command line"
+            raise WrongInput("config", f"the run file names code or an address of a model ({code}); {advice}")
         return super().invoke(ctx)
+
+
+def read_code(ctx: Any, schema: type[Fields], values: dict[str, Any]) -> str:
+    """Read the settings into `ctx.obj`, and return the code that only the run file names, in words; empty if none.
+
+    A run file may come from somebody else, and code that it names would run as the user. What the user typed is the
+    user's own.
+    """
+    from secateur.config import list_code
+
+    file = values.get("file") or values.get("config")
+    flags = {name for name, value in values.items() if value not in (None, [], ())} - {"file", "config", "set_"}
+    set_values = {text.partition("=")[2] for text in values.get("set_") or ()}
+    ctx.obj = settings = read_settings(schema, dict(values))
+    if file is None:
+        return ""
+    configs: Sequence[Fields] = [settings]
+    if hasattr(settings, "jobs"):
+        from secateur.sweep.plan import plan
+
+        configs = [piece.config for piece in plan(settings)]  # type: ignore[arg-type]
+    code = {(field, name) for config in configs for field, name in list_code(config).items()}
+    return ", ".join(f"{field} {name}" for field, name in sorted(code) if field not in flags and name not in set_values)
 
 
 def _check_text(field: str, text: str) -> None:
@@ -96,7 +127,7 @@ def _check_text(field: str, text: str) -> None:
         raise WrongInput(field, f"{text} is not valid UTF-8; use another name") from None
 
 
-def _run_file(file: File = None, config: Config = None, set_: Set = None) -> None:
+def _run_file(file: File = None, config: Config = None, set_: Set = None, trust: Trust = False) -> None:
     """Take the parameters that every run file has."""
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 from secateur.config.audit import Audit, ModelRun, Protocol, Prune
 from secateur.config.base import Common, Fields, Training, flags_of
 from secateur.config.federate import Federate
-from secateur.config.files import dump, dump_recipes, parse_fields, put, read, read_limits
+from secateur.config.files import dump, dump_recipes, list_code, parse_fields, put, read, read_limits
 from secateur.config.invert import Invert
 from secateur.config.methods import (
     FEDERATED,
@@ -57,6 +57,7 @@ __all__ = [
     "dump_recipes",
     "flags_of",
     "inversion",
+    "list_code",
     "parse_fields",
     "put",
     "read",

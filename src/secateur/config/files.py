@@ -10,6 +10,7 @@ from typing import Any, TypeVar
 import yaml
 from pydantic import ValidationError
 
+from secateur.catalogue import Choice, is_reference, split
 from secateur.config.audit import ModelRun
 from secateur.config.base import Common, Fields, Training
 from secateur.config.messages import explain, load_yaml, yaml_value
@@ -35,6 +36,36 @@ def read(kind: type[C], file: Path | None, flags: Mapping[str, Any], overrides: 
         return kind.model_validate(fields)
     except ValidationError as error:
         raise explain(error, kind=kind) from None
+
+
+def list_code(config: Fields) -> dict[str, str]:
+    """Return the code that a configuration names, by field: `module:function` is imported and called.
+
+    An address that a model is asked at is listed too, because the data are sent there.
+    """
+    code = {}
+    for name, value in config:
+        if name in ("model", "before") and isinstance(value, str):
+            is_code = ":" in value and not value.startswith(("timm:", "hf:"))
+        elif name in ("data", "population"):
+            is_code = isinstance(value, str) and is_reference(value)
+        else:
+            is_code = name == "transform" and value is not None
+        if is_code:
+            code[name] = value
+        if (function := getattr(value, "function", None)) is not None:
+            code[name] = function
+        if name == "set_":  # of a study, which checks its fields later
+            code |= {f"set.{key}": str(item) for key, item in value.items() if _names_code(str(item))}
+        for choice in value if isinstance(value, list) else ():
+            if isinstance(choice, Choice) and _names_code(str(choice)):
+                code[name] = str(choice)
+    return code
+
+
+def _names_code(text: str) -> bool:
+    """Return True if a value, or a hyper-parameter of a method as text, may be `module:function` or an address."""
+    return any(":" in part for part in split(text))
 
 
 def put(fields: dict[str, Any], path: str, value: Any) -> None:

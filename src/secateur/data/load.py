@@ -18,7 +18,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from secateur.catalogue import methods, users_own
+from secateur.catalogue import is_reference, methods, users_own
 from secateur.data.archives import contents, read_npz
 from secateur.data.columns import ENDINGS, read_columns, read_table
 from secateur.data.dataset import Dataset, Stats, normalise_bytes
@@ -67,8 +67,7 @@ def load(source: str, folder: Path | str | None = None, download: bool = True, f
         return _with_groups(from_arrays(path.stem, table.inputs, table.labels, form=form), groups)
     if path.exists():
         raise WrongInput("data", f"{source} is not readable as data; allowed: {ALLOWED}")
-    module, colon, function = source.partition(":")
-    if colon and all(part.isidentifier() for part in [*module.split("."), function]):
+    if is_reference(source):
         return from_function(source, form)
     if "/" in source or path.suffix:
         raise WrongInput("data", f"{source} does not exist; allowed: {ALLOWED}, or a name: {', '.join(known)}")

@@ -49,7 +49,8 @@ def clients_of(task: str, node_config: str, said: str, trusted: bool = False) ->
         said: JSON of the server's data (`describe_data`), for a node with its own data.
         trusted: True if the server is this user's own, as in a simulation; else the task is restricted.
     """
-    from secateur.config import Federate, read
+    from secateur.config import Federate, list_code, read
+    from secateur.errors import WrongInput
     from secateur.federated.build import build_spec, load_data, network_of
     from secateur.federated.flower.client import Clients
     from secateur.federated.flower.node_data import load_node
@@ -59,6 +60,9 @@ def clients_of(task: str, node_config: str, said: str, trusted: bool = False) ->
     source, models = machine.pop("own_data", None), str(machine.pop("models", "")).split(",")
     fields = description["config"] if trusted else restrict_task(description["config"], models, source is not None)
     config = read(Federate, None, fields | machine)
+    for field, name in () if trusted else list_code(config).items():
+        if name not in models:
+            raise WrongInput(field, f"{name!r} is refused: a server may not name code of this node")
     data, device, shares = (*load_data(config), None) if source is None else load_node(config, source, json.loads(said))
     seed, net = description["seed"], network_of(config, data, description["seed"]).to(device)
     (defense,) = [choice for choice in config.defense if str(choice) == description["defense"]]
