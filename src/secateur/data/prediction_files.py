@@ -25,7 +25,7 @@ from secateur.data.columns import read_columns
 from secateur.errors import WrongInput
 from secateur.inference import TOLERANCE
 
-AT_ONCE = 1 << 16  # rows that are checked at a time
+AT_ONCE = 1 << 12  # rows that are checked at a time
 ENDINGS = (".npz", ".csv", ".parquet")
 FIELDS = ("probabilities", "labels", "membership")
 COLUMNS = "p0, p1, ..., label, membership"

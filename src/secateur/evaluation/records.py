@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import csv
-import io
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -48,8 +46,8 @@ def ranks(scores: Tensor) -> Tensor:
         >>> ranks(torch.tensor([0.2, 0.9, 0.9, 0.1])).tolist()
         [3, 1, 1, 4]
     """
-    ordered = scores.double().sort().values
-    return len(scores) - torch.searchsorted(ordered, scores.double(), side="right") + 1
+    level, counts = _count_levels(scores)
+    return (counts.cumsum(0) - counts)[level] + 1
 
 
 def nonmembers_above(scores: Tensor, is_member: Tensor) -> Tensor:
@@ -61,9 +59,16 @@ def nonmembers_above(scores: Tensor, is_member: Tensor) -> Tensor:
         >>> nonmembers_above(torch.tensor([0.9, 0.5, 0.7, 0.1]), torch.tensor([True, True, False, False])).tolist()
         [0.0, 0.5, 0.5, 1.0]
     """
-    outside = scores[~is_member].double().sort().values
-    below = torch.searchsorted(outside, scores.double(), side="left")
-    return (len(outside) - below).double() / max(1, len(outside))
+    level, counts = _count_levels(scores, ~is_member)
+    above = counts.cumsum(0)
+    return above[level].double() / max(1, int(above[-1]))
+
+
+def _count_levels(scores: Tensor, chosen: Tensor | None = None) -> tuple[Tensor, Tensor]:
+    """Return the place of every score among the distinct ones, highest first, and how many chosen rows are at each."""
+    distinct, place = torch.unique(scores.double(), return_inverse=True)
+    level = len(distinct) - 1 - place
+    return level, torch.bincount(level if chosen is None else level[chosen], minlength=len(distinct))
 
 
 def write_records(records: Sequence[ModelRecords]) -> Iterator[str]:
@@ -71,15 +76,9 @@ def write_records(records: Sequence[ModelRecords]) -> Iterator[str]:
     attacks = list(dict.fromkeys(name for part in records for name in part.scores))
     head = ["model", "seed", "id", "label", "group", "member"]
     head += [f"{name} {column}" for name in attacks for column in ("score", "rank", "nonmembers_above")]
-    yield _encode_csv([head])
+    yield ",".join(map(_quote, head)) + "\n"
     for part in records:
-        yield from map(_encode_csv, _list_lines(part, attacks))
-
-
-def _encode_csv(lines: Iterable[Sequence[Any]]) -> str:
-    stream = io.StringIO()
-    csv.writer(stream, lineterminator="\n").writerows(lines)
-    return stream.getvalue()
+        yield from _list_lines(part, attacks)
 
 
 def list_most_exposed(part: ModelRecords, attack: str, count: int = 10) -> list[dict[str, Any]]:
@@ -147,24 +146,22 @@ def _widen(estimate: Estimate, comparisons: int) -> Estimate:
     return Estimate(estimate.value, max(0.0, low), min(1.0, high), estimate.note)
 
 
-def _list_lines(part: ModelRecords, attacks: Sequence[str]) -> Iterator[list[list[Any]]]:
+def _list_lines(part: ModelRecords, attacks: Sequence[str]) -> Iterator[str]:
     """Yield lines of the file, some thousands at a time: a million rows as Python's numbers would fill the memory."""
-    columns: list[Tensor | None] = []
+    columns: list[Tensor] = [part.ids, part.labels, part.is_member.int()]
+    cells = [_quote(part.model), str(part.seed), "%d", "%d", "%s", "%d"]
     for name in attacks:
         if name in part.scores:
             scores = part.scores[name].double().cpu()
             columns += [scores, ranks(scores), nonmembers_above(scores, part.is_member)]
-        else:
-            columns += [None] * 3
-    for rows in map(slice, range(0, len(part.ids), AT_ONCE), range(AT_ONCE, len(part.ids) + AT_ONCE, AT_ONCE)):
-        size = len(part.ids[rows])
-        groups = part.groups[rows] if part.groups else [""] * size
-        ids, labels = part.ids[rows].tolist(), part.labels[rows].tolist()
-        facts = zip(ids, labels, groups, part.is_member[rows].int().tolist(), strict=True)
-        numbers = [[""] * size if column is None else _format_column(column[rows]) for column in columns]
-        yield [[part.model, part.seed, *fact, *cells] for fact, *cells in zip(facts, *numbers, strict=True)]
+        cells += ["%.6g", "%d", "%.6g"] if name in part.scores else [""] * 3
+    line = ",".join([cells[0].replace("%", "%%"), *cells[1:]]) + "\n"
+    for start in range(0, len(part.ids), AT_ONCE):
+        ids, labels, *numbers = (column[start : start + AT_ONCE].tolist() for column in columns)
+        groups = map(_quote, part.groups[start : start + AT_ONCE]) if part.groups else [""] * len(ids)
+        yield "".join([line % row for row in zip(ids, labels, groups, *numbers, strict=True)])
 
 
-def _format_column(values: Tensor) -> list[Any]:
-    """Return whole numbers as they are, others to six digits."""
-    return [f"{value:.6g}" for value in values.tolist()] if values.is_floating_point() else values.tolist()
+def _quote(text: str) -> str:
+    """Return a cell of a CSV file."""
+    return '"' + text.replace('"', '""') + '"' if set(text) & set(',"\r\n') else text

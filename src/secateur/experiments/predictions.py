@@ -31,7 +31,7 @@ from secateur.seeding import derive
 
 STRONGER = ("lira", "rmia", "nn")  # attacks that need them; samia asks new questions
 LARGE = 200_000  # rows of a file above which the network of nn, which takes an hour, runs only if it is asked for
-AT_ONCE = 1 << 16  # rows of the file that are in memory at a time
+AT_ONCE = 1 << 12  # rows of the file that are in memory at a time; temporaries of more rows leave the cache
 NO_SHADOWS = "needs shadow models' predictions; add shadow_probabilities and shadow_membership to the file"
 NO_MEMBERS = "needs shadow models that were trained on some of the rows; none of these was"
 NO_MODEL = "asks the model new questions, which saved predictions cannot answer"

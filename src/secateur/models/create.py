@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 import json
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -14,9 +14,10 @@ from torch import Generator, Tensor, nn
 from torch.func import functional_call
 from torch.nn.modules.conv import _ConvNd
 
-from secateur.catalogue import T, find, method, users_own
+from secateur.catalogue import T, find, method, methods, users_own
 from secateur.errors import NotFinite, WrongInput, require
 from secateur.models.formats import PICKLES, clean_state, is_brought, read_state
+from secateur.models.outputs import adapt_outputs
 from secateur.models.sparsity import fold_masks
 
 TIMM = "timm:"  # before the name of a network of the package timm
@@ -86,7 +87,19 @@ def create(name: str, input_shape: tuple[int, ...], classes: int, rng: Generator
             raise WrongInput("model", f"{name}({listed}) raised {type(error).__name__}: {error}") from error
     if not isinstance(net, nn.Module):
         raise WrongInput("model", f"{name} returned {type(net).__name__}; it must return a torch.nn.Module")
-    return fold_masks(net)
+    net = fold_masks(net)
+    return net if name in methods("model") else _adapt(net, input_shape, classes)
+
+
+def _adapt(net: nn.Module, input_shape: Iterable[int], classes: int) -> nn.Module:
+    """Return the user's network, with a hook where it returns something else than a table of classes.
+
+    A network that fails on random rows stays as it is: `check` explains the failure.
+    """
+    rows = example_rows(net, input_shape)
+    with suppress(Exception):
+        return adapt_outputs(net, _try(net, rows, track=True), classes)
+    return net
 
 
 def is_users_own(name: str) -> bool:
@@ -158,12 +171,15 @@ def example_rows(net: nn.Module, input_shape: Iterable[int]) -> Tensor:
     return tokens if not accepts(net, rows) and accepts(net, tokens) else rows
 
 
-def _try(net: nn.Module, rows: Tensor) -> Any:
-    """Return a model's answer in eval mode, in the precision of its weights; the model stays unchanged."""
+def _try(net: nn.Module, rows: Tensor, track: bool = False) -> Any:
+    """Return a model's answer in eval mode, in the precision of its weights; the model stays unchanged.
+
+    With `track` the answer has the history of its computation.
+    """
     first = next((value for value in net.parameters() if value.is_floating_point()), torch.empty(0))
     modes = [(module, module.training) for module in net.modules()]
     try:
-        with torch.no_grad(), torch.random.fork_rng(devices=[]):
+        with torch.set_grad_enabled(track), torch.random.fork_rng(devices=[]):
             return net.eval()(rows.to(first) if rows.is_floating_point() else rows.to(first.device))
     finally:
         for module, training in modes:

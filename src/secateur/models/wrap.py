@@ -6,7 +6,7 @@ number for two classes, an object or a mapping with `logits`, or a tuple.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
@@ -22,15 +22,15 @@ from secateur import tree
 from secateur.data.structure import Structured
 from secateur.errors import NotFinite, WrongInput
 from secateur.gpu.precision import full_precision
-from secateur.inference import TOLERANCE, bind_state
+from secateur.inference import bind_state
 from secateur.interfaces import BlackBox
 from secateur.models.create import load_weights
 from secateur.models.endpoint import Endpoint
 from secateur.models.formats import ASKED, OnnxModel, is_brought, load_model
+from secateur.models.outputs import as_table, convert_outputs, read_outputs, recognise_outputs
 from secateur.models.sparsity import copy_module, fold_masks
 
 OUTPUTS = ("auto", "logits", "probabilities")
-NAMED = ("logits", "probabilities", "scores", "output")  # entries of a mapping or an object that hold the answer
 ROWS = 256  # asked at once
 REPEATS = 1e-4  # difference of two answers for one input that rounding explains
 
@@ -237,91 +237,21 @@ def _estimator(model: Any, classes: int | None) -> BlackBox:
 
 
 # Answers as probabilities ------------------------------------------------------------------------------------------
-def read_outputs(answer: Any) -> Tensor:
-    """Return the tensor of an answer: the answer, its entry `logits`, or its first tensor.
-
-    Example:
-        >>> read_outputs({"loss": None, "logits": torch.zeros(1, 2)}).tolist()
-        [[0.0, 0.0]]
-    """
-    if isinstance(answer, Tensor):
-        return answer
-    if isinstance(answer, np.ndarray):
-        return torch.from_numpy(answer)
-    for name in NAMED:
-        value = answer.get(name) if isinstance(answer, Mapping) else getattr(answer, name, None)
-        if isinstance(value, Tensor | np.ndarray):
-            return read_outputs(value)
-    for value in answer.values() if isinstance(answer, Mapping) else answer if isinstance(answer, Sequence) else ():
-        if isinstance(value, Tensor | np.ndarray):
-            return read_outputs(value)
-    wanted = f"a tensor, a tuple of tensors, or an object with {' or '.join(NAMED[:2])}"
-    raise WrongInput("model", f"it returned {type(answer).__name__}; it must return {wanted}")
-
-
 def _reading(answer: Answer, outputs: Outputs, classes: int | None) -> Callable[[Inputs], Tensor]:
     """Return the model as a function to (N, K) probabilities; the kind of its outputs is recognised once."""
     kinds: list[str] = []
 
     def predict(inputs: Inputs) -> Tensor:
         rows = first_tensor(inputs)
-        values = _as_table(answer(inputs), len(rows)).to(rows.device)
+        values = as_table(answer(inputs), len(rows)).to(rows.device)
         if not kinds:
             kinds.append(recognise_outputs(values) if outputs == "auto" else outputs)
-        result = _probabilities(values, kinds[0])
+        result = convert_outputs(values, kinds[0])
         if classes is not None and result.shape[1] != classes:
             raise WrongInput("model", f"it answers with {result.shape[1]} classes; the data has {classes}")
         return result
 
     return predict
-
-
-def _as_table(answers: Tensor, rows: int) -> Tensor:
-    """Return finite floating-point answers (N, K); refuse others."""
-    answers = answers.detach()
-    if answers.ndim == 1 and len(answers) == rows:
-        answers = answers[:, None]
-    if answers.ndim != 2 or len(answers) != rows or not answers.shape[1]:
-        shape = f"answers {tuple(answers.shape)} for {rows} examples"
-        raise WrongInput("model", f"{shape}; it must return one row of classes for each")
-    if not answers.is_floating_point():
-        raise WrongInput("model", f"it returns {answers.dtype}; it must return logits or probabilities")
-    if not bool(answers.isfinite().all()):
-        if bool(answers.isnan().any()) or bool((answers == torch.inf).any()):
-            raise NotFinite
-        answers = answers.clamp_min(torch.finfo(answers.dtype).min)  # the logarithm of a probability of zero
-    return answers if answers.dtype in (torch.float32, torch.float64) else answers.float()
-
-
-def recognise_outputs(answers: Tensor) -> str:
-    """Return `probabilities` if all answers can be ones, else `logits`.
-
-    Rows of probabilities are not negative and sum to one. A single column of probabilities is from 0 to 1.
-
-    Example:
-        >>> recognise_outputs(torch.tensor([[0.25, 0.75]])), recognise_outputs(torch.tensor([[-1.0, 3.0]]))
-        ('probabilities', 'logits')
-    """
-    return "probabilities" if _can_be_probabilities(answers) else "logits"
-
-
-def _can_be_probabilities(answers: Tensor) -> bool:
-    if bool((answers < 0).any()):
-        return False
-    if answers.shape[1] == 1:
-        return bool((answers <= 1).all())
-    return bool(((answers.sum(1) - 1).abs() <= TOLERANCE).all())
-
-
-def _probabilities(answers: Tensor, kind: str) -> Tensor:
-    if kind == "probabilities":
-        if not _can_be_probabilities(answers):
-            problem = "it returns some rows that are no probabilities"
-            raise WrongInput("model", f"{problem}; say what it returns: secateur.wrap(model, outputs='logits')")
-        return torch.cat([1 - answers, answers], 1) if answers.shape[1] == 1 else answers
-    if answers.shape[1] == 1:
-        return torch.cat([-answers, answers], 1).sigmoid()
-    return answers.softmax(1)
 
 
 def check_repeatable(field_: str, box: BlackBox, inputs: Tensor) -> Tensor:

@@ -113,8 +113,10 @@ def class_thresholds(values: Tensor, labels: Tensor, is_member: Tensor, classes:
     everyone = best_threshold(values[is_member], values[~is_member])
     thresholds = torch.full((classes,), everyone, dtype=values.dtype, device=values.device)
     missing = []
-    for label in range(classes):
-        inside, outside = values[is_member & (labels == label)], values[~is_member & (labels == label)]
+    order, sizes = labels.argsort(stable=True), torch.bincount(labels, minlength=classes)[:classes].tolist()
+    for label, rows in enumerate(torch.split(order[: sum(sizes)], sizes)):
+        truth = is_member[rows]
+        inside, outside = values[rows[truth]], values[rows[~truth]]
         if inside.numel() and outside.numel():
             thresholds[label] = best_threshold(inside, outside)
         else:
