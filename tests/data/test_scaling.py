@@ -52,7 +52,7 @@ def test_a_transform_gets_pixels_and_returns_the_inputs(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     cropped = read(transform="my_transforms:crop")
     assert torch.allclose(cropped.inputs, torch.from_numpy(PICTURES)[..., 1:] / 255 * 3, atol=1e-5)
-    assert cropped.scaling == "by my_transforms:crop"
+    assert cropped.scaling == "inputs by my_transforms:crop"
     with pytest.raises(WrongInput, match="transform: my_transforms:fails failed with KeyError"):
         read(transform="my_transforms:fails")
     with pytest.raises(WrongInput, match="one row for each"):

@@ -180,4 +180,4 @@ def _transform(data: Dataset, present: Scaling | None, reference: str) -> Datase
         if not isinstance(answer, Tensor) or len(answer) != len(part):
             raise WrongInput("transform", f"{reference} must return a tensor with one row for each of {len(part)}")
         parts.append(answer if answer.dtype == torch.int64 else answer.float())
-    return replace(data, inputs=torch.cat(parts), mean=(), std=(), scaling=f"by {reference}")
+    return replace(data, inputs=torch.cat(parts), mean=(), std=(), scaling=f"inputs by {reference}")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -23,7 +24,8 @@ from secateur.models.create import accepts, check, check_labels, create, load_we
 from secateur.seeding import derive
 
 COMPARED = 2000  # members by which scalings are compared
-DISTINCT = 0.01  # difference in accuracy from which one scaling is better than another
+DISTINCT = 0.01  # least difference in accuracy by which one scaling is better than another
+NOISE = 2.0  # standard deviations that the difference must exceed too
 C = TypeVar("C", bound=Common)
 
 ADVICE = "say it by inputs_are (pixels or normalised), mean and std, or transform"
@@ -114,27 +116,43 @@ def fit_inputs(net: nn.Module, data: Dataset) -> Dataset:
 def choose_scaling(data: Dataset, predict: Predict) -> tuple[Dataset, Validity]:
     """Return the data in the scaling that a trained model knows its members by, and the comparison as a sentence.
 
-    Candidate scalings are compared by the model's accuracy on members. Raise WrongInput where none is plausible, or
-    where two are equally good: the user must then say how inputs are scaled.
+    Candidate scalings are compared by the model's accuracy on the same members. Raise WrongInput where none is
+    plausible, or where the best is not better than another beyond chance: the user must then say the scaling.
     """
     if not data.inputs.is_floating_point():
         return data, Validity("scaling", True, "inputs are whole numbers and are not scaled")
     present = scaling_of(data) or AS_STORED
     rows = torch.randperm(data.train_size, generator=derive(0, "scaling"))[:COMPARED]
-    accuracy: dict[Scaling, float] = {}
+    right: dict[Scaling, Tensor] = {}
     for scaling in candidates(data):
         batch = Batch(rescale_inputs(data, data.inputs[rows], present, scaling), data.labels[rows])
-        accuracy[scaling] = _share_right(predict, batch)
-    order = sorted(accuracy, key=lambda scaling: -accuracy[scaling])
-    shown = ", ".join(f"{100 * accuracy[scaling]:.0f} % with {scaling.name}" for scaling in order)
-    text = f"members' accuracy is {shown}"
-    if not member_accuracy(accuracy[order[0]], data.classes).holds:
+        right[scaling] = _answer_right(predict, batch)
+    order = sorted(right, key=lambda scaling: -float(right[scaling].mean()))
+    text = f"members' accuracy is {', '.join(f'{_percent(right[scaling])} with {scaling.name}' for scaling in order)}"
+    if not member_accuracy(float(right[order[0]].mean()), data.classes).holds:
         raise WrongInput("inputs_are", f"{text}: none is plausible for a trained model; {ADVICE}")
-    best = _prefer([scaling for scaling in order if accuracy[order[0]] - accuracy[scaling] < DISTINCT], data)
+    rivals = [scaling for scaling in order if not _is_better(right[order[0]], right[scaling])]
+    best = _prefer(rivals, data)
     if best is None:
-        raise WrongInput("inputs_are", f"{text}: these cannot be told apart; {ADVICE}")
+        near = " and ".join(scaling.name for scaling in rivals if scaling is not BYTES)
+        raise WrongInput("inputs_are", f"{text}: {near} cannot be told apart; {ADVICE}")
     chosen = data if best is AS_STORED else rescale(data, present, best)
-    return chosen, Validity("scaling", True, f"{text}: {best.name} are used")
+    used = f"{best.name} are used, as nothing was said; if it was trained on other statistics, set mean and std"
+    return chosen, Validity("scaling", True, f"{text}: {used}")
+
+
+def _is_better(first: Tensor, second: Tensor) -> bool:
+    """Return True if the first answers (N,), 1 where right, are better than the second on the same rows, beyond chance.
+
+    Only rows on which they differ count (McNemar).
+    """
+    noise = NOISE * math.sqrt(float((first != second).sum())) / len(first)
+    return float((first - second).mean()) > max(DISTINCT, noise)
+
+
+def _percent(right: Tensor) -> str:
+    """Return an accuracy with as many digits as tell near ones apart."""
+    return f"{100 * float(right.mean()):.1f}".removesuffix(".0") + " %"
 
 
 def _prefer(rivals: Sequence[Scaling], data: Dataset) -> Scaling | None:
@@ -157,8 +175,9 @@ def with_scaling(config: C, data: Dataset) -> C:
     return config.model_copy(update={"inputs_are": kind, "mean": list(data.mean), "std": list(data.std)})
 
 
-def _share_right(predict: Predict, batch: Batch) -> float:
+def _answer_right(predict: Predict, batch: Batch) -> Tensor:
+    """Return (N,) 1 where the model is right, else 0."""
     try:
-        return float((predict(batch.inputs).argmax(1) == batch.labels).double().mean())
+        return (predict(batch.inputs).argmax(1) == batch.labels).double().cpu()
     except NotFinite:  # a wrong scaling may overflow
-        return 0.0
+        return torch.zeros(batch.size, dtype=torch.float64)

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch import nn
 
 from secateur.catalogue import Choice, methods
 from secateur.config import Audit, PrivacyClaim, Prune, dump, dump_recipes
@@ -31,7 +32,7 @@ from secateur.evaluation.validity import (
     resemblance,
     validity_rows,
 )
-from secateur.experiments.black_box import ROWS, can_only_be_asked, plan_black_box, sparsity_rows
+from secateur.experiments.black_box import ROWS, can_only_be_asked, plan_black_box, sparsity_of, sparsity_rows
 from secateur.experiments.canaries import measure_canaries
 from secateur.experiments.context import (
     SeedContext,
@@ -162,7 +163,7 @@ def _prepare(config: Audit) -> tuple[Dataset, torch.device, Validity | None]:
         check_untrained(config.model, data.input_shape, data.classes)
     data, scaling = scale_inputs(config, data)
     if scaling is None and (config.data not in methods("dataset") or config.form.says_scaling):
-        scaling = Validity("scaling", True, f"the model's inputs are {data.scaling}")
+        scaling = Validity("scaling", True, f"the model gets {data.scaling}")
     if config.weights is not None:
         net = create(config.model, data.input_shape, data.classes, derive(0, "check"))
         check_repeatable("model", wrap(load_weights(net, config.weights)), data.inputs[:ROWS])
@@ -258,7 +259,7 @@ class AuditEvaluation:
         if self.config.weights is not None and victim.pruner is None:
             accuracy = self._accuracy(VICTIM, victim, model).train
             context.run.add(validity_rows(labels, [member_accuracy(accuracy, context.data.classes)]))
-            context.run.add(sparsity_rows(labels, module_of(context, victim, model)))
+            context.run.add(sparsity_rows(labels, module_of(context, victim, model), self._structure))
         if victim.pruner is not None:
             self._measure_drop(victim, labels)
         for proved in self._guarantees(victim):
@@ -357,7 +358,7 @@ class AuditEvaluation:
         """Measure how pruning changed an attack's AUC, paired over the same rows."""
         attack, run = name_attacker(labels), self.context.run
         before = next(
-            (r.scores[attack] for r in self.records if r.model == original.title and attack in r.scores), None
+            (r.scores[attack] for r in self.records if r.model == self._title(original) and attack in r.scores), None
         )
         if before is None:
             return
@@ -443,7 +444,7 @@ class AuditEvaluation:
         members, nonmembers = Batch(*(part[:size] for part in both)), Batch(*(part[size:] for part in both))
         run, seed = self.context.run, self.context.seed
         box, part = partial(self._black_box, victim, self._model(victim)), self.factory.parts[VICTIM]
-        title, ids = victim.title, torch.cat([part.train, part.test])
+        title, ids = self._title(victim), torch.cat([part.train, part.test])
         claim, level = self._claim(victim), LEVEL / len(self.config.attack)
         delta = 0.0 if claim is None else claim.delta
         sides, groups = (members, nonmembers, self.candidates), self.context.data.groups_of(ids)
@@ -460,4 +461,21 @@ class AuditEvaluation:
     def _labels(self, labels: dict[str, Any]) -> dict[str, Any]:
         whole = {"model": self.config.model, "dataset": self.context.data.name, "seed": self.context.seed} | labels
         trained_elsewhere = self.config.weights is not None and labels["pruner"] == "none"
-        return whole | {"defense": "none"} if trained_elsewhere else whole
+        return whole | {"defense": "none", "sparsity": self._given_sparsity} if trained_elsewhere else whole
+
+    @cached_property
+    def _structure(self) -> nn.Module:
+        """The network as its function makes it: weights that were given may have fewer channels."""
+        data = self.context.data
+        return create(self.config.model, data.input_shape, data.classes, derive(0, "check"))
+
+    @cached_property
+    def _given_sparsity(self) -> float:
+        """The share of weights that are gone from the weights that were given."""
+        original = Compression()
+        return sparsity_of(module_of(self.context, original, self._model(original)), self._structure)
+
+    def _title(self, victim: Compression) -> str:
+        """Return a victim's name in the table of records."""
+        sparse = self.config.weights is not None and victim.pruner is None and self._given_sparsity
+        return f"pruned as given, {100 * sparse:.0f} % sparse" if sparse else victim.title

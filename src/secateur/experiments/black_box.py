@@ -165,7 +165,7 @@ def _fit_data(config: Audit, data: Dataset, box: BlackBox) -> tuple[Dataset, Val
     with explain_failure("model", data.inputs[:ROWS]):
         box.predict(data.inputs[:ROWS])
     if config.form.says_scaling or data.described:
-        return data, Validity("scaling", True, f"the model's inputs are {data.scaling}")
+        return data, Validity("scaling", True, f"the model gets {data.scaling}")
     return choose_scaling(data, box.predict)
 
 

@@ -46,7 +46,7 @@ def list_facts(rows: Sequence[Row]) -> dict[str, str]:
     facts = {
         "Network": join_distinct(row.model for row in rows),
         "Data": join_distinct(row.dataset for row in rows),
-        "Pruners": join_distinct(row.pruner for row in pruned),
+        "Compressors": join_distinct(row.pruner for row in pruned),
         "Sparsities": join_distinct(sorted({row.sparsity for row in pruned if row.sparsity is not None})),
         "Defenses": join_distinct(row.defense for row in pruned),
         "Attacks": join_distinct(row.attack for row in attacked),
@@ -69,7 +69,7 @@ def build_tables(lines: Sequence[SummaryLine]) -> dict[str, ReportTable]:
         strongest = [line.labels for line in summary.select_strongest(lines)]
         more = list(dict.fromkeys(name for line in attacks for name in line.labels if name not in COMMON))
         tables["attacks"] = table.build_table(
-            "Attacks by pruner, sparsity and defense",
+            "Attacks by compressor, sparsity and defense",
             attacks,
             [*varying, *_list_attack_columns(attacks, more)],
             id="attacks",
@@ -127,7 +127,7 @@ def _list_attack_columns(attacks: Sequence[SummaryLine], more: Sequence[str]) ->
     """Return the columns that name an attack and its model, with the labels `more`, then those of its measures."""
     metrics = ["test_accuracy", *(name for name in SHOWN if any(name in line.cells for line in attacks))]
     return [
-        Column("pruner", lambda line: line.labels["pruner"] if line.pruned else line.title),
+        Column("compressor", lambda line: _name_compressor(line)),
         Column("sparsity", lambda line: f"{line.labels['sparsity'] or 0:g}", number=True),
         table.label_column("defense"),
         Column("attacker", lambda line: "adaptive" if line.labels["adaptive"] else "non-adaptive"),
@@ -135,6 +135,28 @@ def _list_attack_columns(attacks: Sequence[SummaryLine], more: Sequence[str]) ->
         table.label_column("attack"),
         *map(table.measure_column, metrics),
     ]
+
+
+def _name_compressor(line: SummaryLine) -> str:
+    """Return the compressor without its sparsity, which has a column; or the title of a model without one."""
+    return str(line.labels["pruner"]) if line.pruned and line.labels["pruner"] != "given" else line.title
+
+
+def list_layers(rows: Iterable[Row]) -> list[tuple[str, ReportTable]]:
+    """Return a table for each model that was pruned before the audit: the share of weights gone from each layer."""
+    columns = [
+        Column("layer", lambda row: str(row.extra["layer"])),
+        Column("weights gone", lambda row: _format_share([row.value]), number=True),
+    ]
+    chosen = [row for row in rows if row.metric == "layer_sparsity"]
+    models = summary.group_by(chosen, lambda row: (row.extra.get("run"), row.model, row.sparsity))
+    tables = []
+    for (run, model, sparsity), layers in models.items():
+        name = f"{run}: {model}" if run else model
+        title = f"{name}, {100 * (sparsity or 0):.0f} % sparse"
+        once = list({row.extra["layer"]: row for row in layers}.values())  # every seed has the same
+        tables.append((title, table.build_table(f"Sparsity by layer, {title}", once, columns)))
+    return tables
 
 
 def list_exposed(lines: Sequence[SummaryLine], figures: Iterable[Labels]) -> list[tuple[str, ReportTable]]:

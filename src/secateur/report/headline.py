@@ -23,7 +23,7 @@ from secateur.evaluation.limits import (
 )
 from secateur.evaluation.validity import METRIC, failures
 from secateur.metrics.estimates import holm
-from secateur.report.summary import group_by
+from secateur.report.summary import group_by, name_deed
 from secateur.report.table import WORST, name_measure
 from secateur.report.verdict import GUESSING, Badge
 from secateur.runs.rows import Row
@@ -82,7 +82,8 @@ def _build_measured(rows: Sequence[Row], limits: Sequence[Check]) -> Headline:
     leaking = select_leaking(shipped)
     badge = ANSWERS[outcome(limits)] if limits else _choose_badge(shipped, leaking, rows)
     top = select_strongest(_split(shipped).get("auc", []))
-    sentences = [_describe_magnitude(shipped, before, leaking), _describe_change(rows, top)]
+    deed = name_deed((row.pruner, row.sparsity) for row in rows)
+    sentences = [_describe_magnitude(shipped, before, leaking, deed), _describe_change(rows, top, deed)]
     sentences += [_describe_doubt(rows, leaking), _describe_attacker(rows, top)]
     numbers = [_format_strongest(items) for items in _split(collected).values()]
     checks = {row.note or "": row.value == 1 for row in rows if row.metric == METRIC}
@@ -134,7 +135,7 @@ def _choose_badge(shipped: Sequence[Evidence], leaking: set[str], rows: Sequence
     return Badge("NO LEAK SHOWN by these attackers", "doubtful")
 
 
-def _describe_magnitude(shipped: Sequence[Evidence], before: Sequence[Evidence], leaking: set[str]) -> str:
+def _describe_magnitude(shipped: Sequence[Evidence], before: Sequence[Evidence], leaking: set[str], deed: str) -> str:
     """Return the sentence that a board understands: how many members an attacker names, at what price."""
     top = select_strongest(_split(shipped).get("tpr_at_fpr_0.01", []))
     if not leaking:
@@ -145,7 +146,7 @@ def _describe_magnitude(shipped: Sequence[Evidence], before: Sequence[Evidence],
     text = f"Of {CROWD:,} members an attacker names {named}, with {price} false accusations among {CROWD:,} others"
     original = select_strongest(_split(before).get("tpr_at_fpr_0.01", []))
     if original is not None and original.estimate is not None:
-        text += f"; before pruning {round(CROWD * original.estimate.value)}"
+        text += f"; before {deed} {round(CROWD * original.estimate.value)}"
     return text + "."
 
 
@@ -156,17 +157,16 @@ def _describe_doubt(rows: Sequence[Row], leaking: set[str]) -> str:
     )
 
 
-def _describe_change(rows: Sequence[Row], top: Evidence | None) -> str:
-    """Return whether pruning changed the strongest attack, paired over the same rows."""
+def _describe_change(rows: Sequence[Row], top: Evidence | None, deed: str) -> str:
+    """Return whether the compression changed the strongest attack, paired over the same rows."""
     changes = [item for item in _collect(rows, ["auc_change"]) if item.estimate is not None]
     most = next((x for x in changes if top and (x.subject, x.attack) == (top.subject, top.attack)), None)
     if most is None or most.estimate is None:
         return ""
     value, low, high = most.estimate[:3]
     verb = "raised" if low > 0 else "lowered" if high < 0 else "did not measurably change"
-    return (
-        f"Pruning {verb} the leakage: AUC {value:+.3f} [{low:+.3f}, {high:+.3f}] on {most.subject} under {most.attack}."
-    )
+    change = f"AUC {value:+.3f} [{low:+.3f}, {high:+.3f}] on {most.subject} under {most.attack}"
+    return f"{_capitalise(deed)} {verb} the leakage: {change}."
 
 
 def _describe_attacker(rows: Sequence[Row], top: Evidence | None) -> str:

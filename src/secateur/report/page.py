@@ -158,6 +158,7 @@ def _build_audit(rows: Sequence[Row], figures: Sequence[Labels]) -> dict[str, An
     return {
         "audited": audited,
         "exposed": audit.list_exposed(lines, figures),
+        "layers": audit.list_layers(audited),
         "exposed_groups": audit.list_groups(lines, figures),
         "facts": audit.list_facts(audited),
         "verdicts": [(name_setting(group[0].labels), write_verdict(group)) for group in group_by_setting(lines)],

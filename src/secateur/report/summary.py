@@ -9,6 +9,7 @@ from typing import Any, TypeVar
 
 import numpy as np
 
+from secateur.catalogue import name_of
 from secateur.evaluation.limits import average_trainings
 from secateur.metrics.membership import Estimate
 from secateur.runs.rows import Row
@@ -29,6 +30,7 @@ CONTENT = (
 )
 APART = ("valid", "layer_sparsity")  # metrics of a check or a layer: no line of a table
 GRID = 120  # points of a mean curve
+DEEDS = {"int8": "quantisation", "distil": "distillation", "none": "none"}  # other compressors prune
 Key = tuple[tuple[str, Any], ...]
 Labels = Mapping[str, Any]
 Item = TypeVar("Item")
@@ -163,10 +165,27 @@ def name_compression(labels: Labels) -> str:
         >>> name_compression({"pruner": "snip", "sparsity": 0.70})
         'snip 0.7'
     """
+    if labels["sparsity"] and labels["pruner"] in ("none", "given"):
+        return f"pruned as given, {100 * labels['sparsity']:.0f} % sparse"
     if not is_pruned(labels):
         training = labels.get("original")
         return f"original ({training})" if training else "original"
     return f"{labels['pruner']} {labels['sparsity']:g}" if labels["sparsity"] else str(labels["pruner"])
+
+
+def name_deed(compressors: Iterable[tuple[str | None, float | None]]) -> str:
+    """Return the word for what compressors did, each with its sparsity; compression where they did different things.
+
+    Example:
+        >>> name_deed([("none", 0.0), ("int8", 0.0)]), name_deed([("snip", 0.7), ("l1-structured", 0.5)])
+        ('quantisation', 'pruning')
+    """
+    words = set()
+    for name, sparsity in compressors:
+        deeds = DEEDS if sparsity else DEEDS | {"given": "compression"}
+        parts = [deeds.get(name_of(part), "pruning") for part in (name or "none").split("+")]
+        words |= {" and ".join(dict.fromkeys(parts))} - {"none"}
+    return words.pop() if len(words) == 1 else "compression"
 
 
 def name_model(labels: Labels) -> str:

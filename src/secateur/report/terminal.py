@@ -14,6 +14,7 @@ from secateur.evaluation.limits import Check
 from secateur.evaluation.submodel_advice import Advice, caution, from_rows
 from secateur.evaluation.validity import METRIC
 from secateur.metrics.membership import Estimate
+from secateur.models.create import shorten_list
 from secateur.report import federation, inversion, submodels
 from secateur.report.audit import build_comparison
 from secateur.report.headline import build_headline
@@ -65,6 +66,7 @@ SUBMODELS = {
     "bytes_up": "MB up",
     "bytes_down": "MB down",
 }
+LAYERS = 8  # layers whose sparsity is printed; the page has all
 UNJUDGED = {"attack_loss": "loss"}  # if there is no truth
 TABLES = {
     "attack": "on a model: who was in the training data? (secateur audit)",
@@ -94,7 +96,7 @@ def print_audit(rows: Sequence[Row], limits: Sequence[Check] | None = None) -> N
     console, lines = _open_console(), summarise(row for row in rows if row.metric not in APART)
     attacks, headline = select_attacks(lines), build_headline(rows, limits)
     columns = [
-        Column("model", lambda line: "\n".join(split(line.title))),
+        Column("model", lambda line: "\n".join(split(line.title)).replace(", ", ",\n")),
         Column("defense", lambda line: "\n".join(split(str(line.labels["defense"])))),
         Column("attack", _name_attack),
         *(_brief_column(name, heading) for name, heading in AUDIT.items()),
@@ -112,9 +114,17 @@ def print_audit(rows: Sequence[Row], limits: Sequence[Check] | None = None) -> N
     _print_sentences(
         console, (row.note for row in rows if row.metric == METRIC and row.extra.get("check") == "scaling")
     )
+    _print_sentences(console, [_describe_layers(rows)])
     for group in group_by_setting(lines):
         for sentence in write_verdict(group):
             console.print(sentence)
+
+
+def _describe_layers(rows: Sequence[Row]) -> str | None:
+    """Return the shares of weights that are gone from the layers of a model that was pruned before the audit."""
+    layers = {str(row.extra["layer"]): row.value or 0.0 for row in rows if row.metric == "layer_sparsity"}
+    shares = shorten_list((f"{name} {100 * share:.0f} %" for name, share in layers.items()), LAYERS)
+    return f"Weights gone, by layer: {shares}." if layers else None
 
 
 def _name_attack(line: SummaryLine) -> str:

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from secateur.report import summary
-from secateur.report.summary import SummaryLine, find_original, model_key, name_model, select_strongest
+from secateur.report.summary import SummaryLine, find_original, model_key, name_deed, name_model, select_strongest
 from secateur.report.table import format_measure
 
 NEAR = 0.02  # an accuracy loss against the original that many would accept
@@ -22,15 +22,16 @@ class Badge:
 
 
 def write_verdict(table: Sequence[SummaryLine]) -> list[str]:
-    """Return sentences about one setting: the original, and the pruned models that leak most and least."""
+    """Return sentences about one setting: the original, and the compressed models that leak most and least."""
     best = select_strongest(table)
     if not best:
         return ["No attack was run: the leakage of these models is unknown."]
     shipped, sentences = _select_shipped(best), []
     if any(line.pruned for line in best):
+        deed = name_deed((line.labels["pruner"], line.labels["sparsity"]) for line in best)
         for line in (original for original in best if not original.pruned):
             attack = f"the strongest attack on the {name_model(line.labels)}"
-            sentences.append(f"Before pruning, {attack} reaches {_describe_leak(line)}.")
+            sentences.append(f"Before {deed}, {attack} reaches {_describe_leak(line)}.")
     most, least, near = max(shipped, key=_auc), min(shipped, key=_auc), _select_accurate(table, shipped)
     if len(shipped) > 1:
         sentences.append(f"{_name_model(most)} leaks most: {_describe_leak(most)}.")
