@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -13,6 +14,7 @@ import secateur
 from secateur import catalogue
 from secateur.config import FEDERATED, UPDATES
 from secateur.errors import WrongInput
+from secateur.report.method_sheet import describe_cost, describe_meanings, describe_threat
 
 ALL = [(kind, name) for kind in catalogue.PACKAGES for name in catalogue.methods(kind)]
 
@@ -73,3 +75,15 @@ def test_adding_a_file_adds_a_method_everywhere(tmp_path):
     assert rows["mine"] == {"name": "mine", "summary": "Prunes what I like.", "paper": "-", "defaults": {"taste": 0.5}}
     assert "snip" in rows
     assert done.returncode == 2 and "did you mean 'taste'" in done.stderr
+
+
+@pytest.mark.parametrize("kind", catalogue.PACKAGES)
+def test_every_method_has_a_sheet_of_meanings_threat_and_cost(kind):
+    for name, entry in catalogue.methods(kind).items():
+        row = {"kind": kind} | entry.describe()
+        assert not [parameter for parameter, text in describe_meanings(row).items() if not text], name
+        assert describe_cost(row), name
+        if kind not in ("model", "dataset", "study"):
+            assert describe_threat(row), name
+        if kind == "attack":
+            assert re.search(r"models? (is|are) trained", describe_cost(row)) and "quer" in describe_cost(row), name

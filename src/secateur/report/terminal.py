@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
-import json
 from collections.abc import Iterable, Mapping, Sequence
 from itertools import compress
 from typing import TYPE_CHECKING, Any
@@ -18,6 +16,7 @@ from secateur.models.create import shorten_list
 from secateur.report import federation, inversion, submodels
 from secateur.report.audit import build_comparison
 from secateur.report.headline import build_headline
+from secateur.report.method_sheet import describe_needs
 from secateur.report.summary import (
     APART,
     SummaryCell,
@@ -285,56 +284,8 @@ def print_methods(rows: Sequence[Mapping[str, Any]]) -> None:
         for name in ("name", "paper", "summary", *(["needs to know"] if attacking else [])):
             table.add_column(name, no_wrap=name in ("name", "paper"))
         for row in same:
-            table.add_row(row["name"], row["paper"], row["summary"], *([_describe_needs(row)] if attacking else []))
+            table.add_row(row["name"], row["paper"], row["summary"], *([describe_needs(row)] if attacking else []))
         _open_console().print(table)
-
-
-def print_method(row: Mapping[str, Any]) -> None:
-    """Print one method: what it does, its parameters with their defaults, its threat model and its cost."""
-    from rich.table import Table
-
-    console = _open_console()
-    paper = "" if row["paper"] == "-" else f", {row['paper']}"
-    console.print(f"{row['name']} ({row['kind']}{paper})", style="bold")
-    console.print(row["text"], highlight=False)
-    table = Table(box=None, header_style="bold", title="Parameters", title_justify="left")
-    for heading in ("name", "default"):
-        table.add_column(heading)
-    for name, value in row["defaults"].items():
-        table.add_row(name, _write_default(value))
-    console.print(table if row["defaults"] else "Parameters: none.")
-    if (threat := describe_threat(row)) is not None:
-        console.print(f"Threat model: {threat}.", highlight=False)
-    console.print(f"Cost: {describe_cost(row)}.", highlight=False)
-
-
-def _write_default(value: Any) -> str:
-    return "(required)" if value is dataclasses.MISSING else json.dumps(value, default=str)
-
-
-def describe_threat(row: Mapping[str, Any]) -> str | None:
-    """Return what the attacker of a method sees and knows, or where a defense acts; None for other methods."""
-    if row["kind"] in ("attack", "inversion"):
-        return f"the attacker sees {_describe_needs(row)}" if row["kind"] == "attack" else _describe_needs(row)
-    return f"it acts on the {row['acts_on']}" if "acts_on" in row else None
-
-
-def describe_cost(row: Mapping[str, Any]) -> str:
-    """Return what a method costs, in words."""
-    kind, defaults = row["kind"], row["defaults"]
-    needs = f"; needs the extra {row['requires'][1]}" if "requires" in row else ""
-    if kind == "attack":
-        models = "no model is trained" if row["shadows"] in ("none", "for a threshold") else "trains shadow models"
-        return f"{models}; every example is asked" + (" many times" if "queries" in defaults else "") + needs
-    if kind == "inversion":
-        steps, restarts = defaults.get("iterations"), defaults.get("restarts", 1)
-        return f"{steps} steps with {restarts} restarts a target" if steps else "one pass over the update"
-    if kind == "pruner":
-        trained = {"int8": "no training", "distil": "the training of the student"}
-        return trained.get(row["name"], "the fine-tuning, by default half of the training's epochs") + needs
-    if kind == "model":
-        return f"{row['parameters']:,} parameters"
-    return (f"data from {row['source']}" if kind == "dataset" else "see its parameters") + needs
 
 
 def _choose_table(row: Mapping[str, Any]) -> str | None:
@@ -344,11 +295,3 @@ def _choose_table(row: Mapping[str, Any]) -> str | None:
     if acts_on in FEDERATED:
         return "client"
     return ("updates" if is_for_federations(row["name"]) else "made") if acts_on in UPDATES else "training"
-
-
-def _describe_needs(row: Mapping[str, Any]) -> str:
-    """Return the outputs that an attacker sees, and the knowledge that it needs."""
-    if "threat" in row:
-        return str(row["threat"])
-    shadows = {"none": "", "needed": "; shadow models of its own"}.get(row["shadows"], f"; models: {row['shadows']}")
-    return f"the model's {row['sees']}{shadows}"
