@@ -267,6 +267,52 @@ def test_a_file_is_compared_by_the_users_groups(brought, tmp_path, capsys):
     assert "group: wards has no column 'floor'" in capsys.readouterr().err
 
 
+FUNCTIONS = """
+from pathlib import Path
+import numpy as np, torch
+from sklearn.ensemble import RandomForestClassifier
+from own_net import net as new
+
+FOLDER = Path(__file__).parent
+
+def net():
+    trained = new()
+    trained.load_state_dict(torch.load(FOLDER / "net.pt"))
+    return trained
+
+def mapping():
+    trained = net()
+    trained.register_forward_hook(lambda module, inputs, outputs: {"logits": outputs})
+    return trained
+
+def int8():
+    return torch.ao.quantization.quantize_dynamic(net(), {torch.nn.Linear}, dtype=torch.qint8)
+
+def script():
+    return torch.jit.load(FOLDER / "script.pt")
+
+def forest():
+    data = np.load(FOLDER / "own.npz")
+    return RandomForestClassifier(10, random_state=0).fit(data["inputs"][:60], data["labels"][:60])
+"""
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("form", ["net", "mapping", "int8", "script", "forest"])
+def test_a_trained_model_that_a_function_returns_is_audited_as_it_is(form, brought, tmp_path, monkeypatch, capsys):
+    folder, auc = brought
+    (folder / "own_trained.py").write_text(FUNCTIONS)
+    monkeypatch.chdir(folder)
+    flags = ["--model", f"own_trained:{form}", "--data", "own.npz", "--attack", "conf"]
+    assert audit(tmp_path / "run", *flags, "--pruner", "none") == 0
+    (measured,) = values(tmp_path / "run", "auc", attack="conf")
+    assert (
+        measured > 0.95 if form == "forest" else measured == pytest.approx(auc, abs=0.005 if form == "int8" else 1e-3)
+    )
+    assert audit(tmp_path / "other", *flags, "--pruner", "l1-unstructured") == 2
+    assert "--pruner none" in capsys.readouterr().err
+
+
 def test_given_weights_are_recognised_as_pruned_and_must_answer_twice_alike(brought, tmp_path, monkeypatch, capsys):
     folder, _ = brought
     monkeypatch.chdir(folder)
@@ -274,6 +320,10 @@ def test_given_weights_are_recognised_as_pruned_and_must_answer_twice_alike(brou
     assert audit(tmp_path / "run", "--model", "own_net:net", *flags) == 0
     layers = {row.extra["layer"]: row.value for row in load_rows(tmp_path / "run") if row.metric == "layer_sparsity"}
     assert layers["0"] == pytest.approx(0.7) and layers["2"] == 0
+    said, page = " ".join(capsys.readouterr().out.split()), (tmp_path / "run" / "report.html").read_text()
+    assert "pruned as given," in said and "Weights gone, by layer: 0 70 %, 2 0 %." in said and "original" not in said
+    assert "pruned as given, 64 % sparse" in page and "Sparsity by layer" in page
+    assert set(values(tmp_path / "run", "auc")) and load_rows(tmp_path / "run")[0].sparsity == pytest.approx(0.6364)
     noisy = "\n\nclass Noisy(nn.Sequential):\n    def forward(self, x):\n"
     noisy += "        return super().forward(nn.functional.dropout(x, 0.5))\n"
     (tmp_path / "noisy_net.py").write_text(NET.replace("nn.Sequential(", "Noisy(") + noisy)

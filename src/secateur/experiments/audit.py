@@ -37,8 +37,8 @@ from secateur.experiments.canaries import measure_canaries
 from secateur.experiments.context import (
     SeedContext,
     check_audit,
-    check_pruners,
     fit_attacks,
+    fit_pruners,
     population_of,
     shortage,
     split_rows,
@@ -91,11 +91,12 @@ def run_audit(config: Audit, out: Path, export: Path | None = None) -> list[Row]
     """
     from secateur.report.page import write_page
 
-    chosen = "attack" in config.model_fields_set
+    named = config.model_fields_set
     config = _with_possible_methods(config)
     check_audit(config)
     data, device, scaling = _prepare(config)
-    config = with_scaling(fit_attacks(config, data, chosen), data)
+    config = fit_pruners(config, data, "pruner" in named)
+    config = with_scaling(fit_attacks(config, data, "attack" in named), data)
     settings = dump_recipes(config, tabular=len(data.input_shape) == 1)
     opened = open_run(out, "audit", settings, device=str(device), seeds=config.seeds)
     with deterministic(config.deterministic), opened as run:
@@ -128,11 +129,12 @@ def plan(config: Audit) -> list[str]:
         return describe_plan(config, config.predictions)
     if can_only_be_asked(config):
         return plan_black_box(config)
-    chosen = "attack" in config.model_fields_set
+    named = config.model_fields_set
     config = _with_possible_methods(config)
     check_audit(config)
     data, _, scaling = _prepare(config)
-    names = ", ".join(map(str, fit_attacks(config, data, chosen).attack))
+    config = fit_pruners(config, data, "pruner" in named)
+    names = ", ".join(map(str, fit_attacks(config, data, "attack" in named).attack))
     seed = config.seeds[0]
     parts_of(config, data, seed)
     matchups = list(list_matchups(config, seed))
@@ -154,11 +156,10 @@ def plan(config: Audit) -> list[str]:
 def _prepare(config: Audit) -> tuple[Dataset, torch.device, Validity | None]:
     """Return the data, the device, and how inputs are scaled; None for our own scaling of a data set of ours.
 
-    Refuse a model that brings trained weights where it would be trained, and a pruner that cannot take the network.
+    Refuse a model that brings trained weights where it would be trained.
     Where weights are given and the user says nothing of the scaling, the members' accuracy decides it.
     """
     data, device = prepare(config)
-    check_pruners(config.pruner, config, data)
     if config.trains_shadows:
         check_untrained(config.model, data.input_shape, data.classes)
     data, scaling = scale_inputs(config, data)

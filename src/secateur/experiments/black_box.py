@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from secateur.catalogue import Choice
 from secateur.config import Audit, dump
-from secateur.data.dataset import Dataset
+from secateur.data.dataset import Dataset, fingerprint
 from secateur.data.load import load
 from secateur.errors import WrongInput
 from secateur.evaluation.limits import claim_rows
@@ -27,7 +27,7 @@ from secateur.interfaces import Batch, BlackBox, Candidates, Shadow
 from secateur.metrics.epsilon import LEVEL
 from secateur.metrics.estimates import paired_drop
 from secateur.metrics.membership import auc_change
-from secateur.models.create import check_labels, create, explain_failure
+from secateur.models.create import check_labels, create, explain_failure, is_trained, is_users_own, make_model
 from secateur.models.formats import is_brought, is_script, key_of_model
 from secateur.models.sparsity import layer_sparsity, overall_sparsity
 from secateur.models.wrap import Wrapped, check_repeatable, wrap
@@ -42,8 +42,17 @@ NO_SHADOWS = "needs shadow models; from Python secateur.audit(model, ..., shadow
 
 # The command -------------------------------------------------------------------------------------------------------
 def can_only_be_asked(config: Audit) -> bool:
-    """Return True if a run's model is a file, a folder or an address, or is compared with the model before."""
-    return is_brought(config.model) or config.before is not None
+    """Return True if a run's model is a file, a folder, an address or trained, or is compared with the model before."""
+    return is_brought(config.model) or config.before is not None or is_returned(config)
+
+
+def is_returned(config: Audit) -> bool:
+    """Return True if the user's function returns a trained model, and neither weights, a pruner nor a recipe is set."""
+    stays = "pruner" in config.model_fields_set and not config.pruner and "train" not in config.model_fields_set
+    if not stays or config.weights is not None or not is_users_own(config.model):
+        return False
+    data = load(config.data, config.data_folder, config.download, config.form)
+    return is_trained(config.model, data.input_shape, data.classes)
 
 
 def run_black_box(config: Audit, out: Path) -> list[Row]:
@@ -66,7 +75,9 @@ def run_black_box(config: Audit, out: Path) -> list[Row]:
         labels: dict[str, Any] = {"model": name_model(config), "dataset": data.name, "pruner": "given"}
         labels |= {"sparsity": sparsity_of(*nets), "defense": "given", "adaptive": False}
         labels |= {"seed": seed, "extra": {}}
-        exposure = work.measure(box, labels, name_model(config), key := _key(config, config.model))
+        key = _key(config, config.model)
+        key = key or f"{config.model} {fingerprint(box.predict(data.inputs))}"  # no file: known by its answers
+        exposure = work.measure(box, labels, name_model(config), key)
         run.add([*sparsity_rows(labels, *nets), *validity_rows(labels, [scaling])])
         run.add([] if config.claim is None else claim_rows(labels, config.claim))
         missing = [attack for attack in config.attack if attack not in able]
@@ -114,7 +125,7 @@ def check_black_box(config: Audit) -> Audit:
         raise WrongInput("pruner", "needs training, and this model can only be asked; use none")
     if is_brought(config.model) and config.weights is not None:
         raise WrongInput("weights", f"{config.model} has its own; leave them out")
-    if not is_brought(config.model) and config.weights is None:
+    if not is_brought(config.model) and config.weights is None and not is_returned(config):
         raise WrongInput("before", "needs the model after as a file: --weights, or --model net.onnx and the like")
     if config.protocol != "known":
         raise WrongInput("protocol", f"{config.protocol} needs shadow models; use known")
@@ -147,7 +158,9 @@ def _open_box(config: Audit, source: str, data: Dataset, out: Path | None) -> Bl
     """Return a model as a black box that caches its answers."""
     is_before = source != config.model
     weights = Path(source) if is_before else config.weights
-    if _holds_weights(source) if is_before else not is_brought(source):
+    if source == config.model and config.weights is None and not is_brought(source):
+        box = wrap(make_model(source, data.input_shape, data.classes, derive(0, "check")), classes=data.classes)
+    elif _holds_weights(source) if is_before else not is_brought(source):
         net = create(config.model, data.input_shape, data.classes, derive(0, "check"))
         box = wrap(net, weights=weights, classes=data.classes)
     else:
@@ -194,9 +207,14 @@ def _holds_weights(source: str) -> bool:
 
 
 def _key(config: Audit, source: str) -> str:
-    """Return the hash of a model's file, which keys its stages; weights count with the name of their structure."""
+    """Return the hash of a model's file, which keys its stages; weights count with the name of their structure.
+
+    It is empty for a model that a function returns, which has no file.
+    """
+    if source == config.model and not is_brought(source):
+        return "" if config.weights is None else f"{source} {key_of_model(str(config.weights))}"
     if source == config.model:
-        return key_of_model(source) if is_brought(source) else f"{source} {key_of_model(str(config.weights))}"
+        return key_of_model(source)
     structure = f"{config.model} " if _holds_weights(source) else ""
     return structure + key_of_model(source)
 

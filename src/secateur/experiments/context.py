@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterable
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -163,6 +164,22 @@ def check_pruners(compressors: Iterable[Compressor], config: Common, data: Datas
         net = create(config.model, data.input_shape, data.classes, derive(0, "initialise", "structure"))
         for pruner in checking:
             pruner.check(net, data.input_shape)
+
+
+def fit_pruners(config: Audit, data: Dataset, chosen: bool) -> Audit:
+    """Return the configuration without the default compressors that cannot take the network.
+
+    A compressor that the user has `chosen` is refused instead, and so is a network that none can take.
+    """
+    able = []
+    for compressor in [] if chosen else config.pruner:
+        with suppress(WrongInput):
+            check_pruners([compressor], config, data)
+            able.append(compressor)
+    if not able:
+        check_pruners(config.pruner, config, data)
+        return config
+    return config.model_copy(update={"pruner": able})
 
 
 def fit_attacks(config: Audit, data: Dataset, chosen: bool) -> Audit:

@@ -66,6 +66,16 @@ def create(name: str, input_shape: tuple[int, ...], classes: int, rng: Generator
 
     The user's function gets `input_shape` and `classes` if it has parameters of these names.
     """
+    net = make_model(name, input_shape, classes, rng, **arguments)
+    if not isinstance(net, nn.Module):
+        wanted = "it must return a torch.nn.Module, or be audited as it is with --pruner none"
+        raise WrongInput("model", f"{name} returned {type(net).__name__}; {wanted}")
+    net = fold_masks(net)
+    return net if name in methods("model") else _adapt(net, input_shape, classes)
+
+
+def make_model(name: str, input_shape: tuple[int, ...], classes: int, rng: Generator, **arguments: Any) -> Any:
+    """Return whatever the maker of a model returns; its draws come from `rng` alone."""
     if is_brought(name):
         how = "audit it without a pruner, or name its structure as module:function and its weights by --weights"
         raise WrongInput("model", f"{name} can only be asked; {how}")
@@ -79,16 +89,12 @@ def create(name: str, input_shape: tuple[int, ...], classes: int, rng: Generator
     with torch.random.fork_rng(devices=[]):  # layers draw their weights from the global generator
         torch.default_generator.manual_seed(seed)
         try:
-            net = make(**arguments)
+            return make(**arguments)
         except WrongInput:
             raise
         except Exception as error:
             listed = ", ".join(f"{key}={value!r}" for key, value in arguments.items())
             raise WrongInput("model", f"{name}({listed}) raised {type(error).__name__}: {error}") from error
-    if not isinstance(net, nn.Module):
-        raise WrongInput("model", f"{name} returned {type(net).__name__}; it must return a torch.nn.Module")
-    net = fold_masks(net)
-    return net if name in methods("model") else _adapt(net, input_shape, classes)
 
 
 def _adapt(net: nn.Module, input_shape: Iterable[int], classes: int) -> nn.Module:
@@ -133,13 +139,19 @@ def check_untrained(name: str, input_shape: tuple[int, ...], classes: int) -> No
 
     An audit would train these weights further, on a random split, and so would the attacker's models begin.
     """
-    if not is_users_own(name):
-        return
-    states = [create(name, input_shape, classes, Generator().manual_seed(seed)).state_dict() for seed in (0, 1)]
-    weights = [[value for value in state.values() if value.ndim > 1] for state in states]
-    if weights[0] and all(map(torch.equal, *weights)):
+    if is_users_own(name) and is_trained(name, input_shape, classes):
         problem = f"{name} returns equal weights for two seeds: they are trained already, or have a seed of their own"
-        raise WrongInput("model", f"{problem}; return new weights, and pass trained ones by --weights")
+        advice = "return new weights and pass trained ones by --weights, or audit them as they are by --pruner none"
+        raise WrongInput("model", f"{problem}; {advice}")
+
+
+def is_trained(name: str, input_shape: tuple[int, ...], classes: int) -> bool:
+    """Return True if a user's function returns the same model for two seeds, or one that cannot be trained."""
+    models = [make_model(name, input_shape, classes, Generator().manual_seed(seed)) for seed in (0, 1)]
+    if not all(isinstance(one, nn.Module) for one in models) or isinstance(models[0], torch.jit.ScriptModule):
+        return True
+    weights = [[value for value in one.parameters() if value.ndim > 1] for one in models]
+    return all(map(torch.equal, *weights))
 
 
 def check(net: nn.Module, input_shape: tuple[int, ...], classes: int) -> None:

@@ -6,6 +6,7 @@ number for two classes, an object or a mapping with `logits`, or a tuple.
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -112,8 +113,10 @@ def _module(net: nn.Module) -> Answer:
             chosen.append(_plain(net))
         if not chosen:
             try:
-                pure = _pure(net)
-                pure(first_tensor(inputs)[:1])
+                with warnings.catch_warnings():
+                    warnings.simplefilter("ignore")  # torch warns of copies of scripted modules
+                    pure = _pure(net)
+                    pure(first_tensor(inputs)[:1])
             except NotFinite:
                 raise
             except Exception:  # whatever it is, the module itself answers, or raises what the user shall read
