@@ -448,26 +448,55 @@ def init(
     ] = None,
     weights: Annotated[Path | None, typer.Option(help="Weights of a trained model.")] = None,
     data: Annotated[str | None, typer.Option(help="A name (secateur list datasets), a file or a folder.")] = None,
+    inputs_are: Annotated[str | None, typer.Option(help="How inputs are scaled: pixels or normalised.")] = None,
+    mean: Annotated[str | None, typer.Option(help="Mean of each channel or column, comma-separated.")] = None,
+    std: Annotated[str | None, typer.Option(help="Deviation of each channel or column, comma-separated.")] = None,
+    train_size: Annotated[int | None, typer.Option(help="Number of members, which are the first rows.")] = None,
     out: Annotated[Path, typer.Option(help="The run file.")] = Path("audit.yaml"),
 ) -> None:
     """Look at a model and its data, try one batch, and write a commented run file; asks for what is not a flag."""
+    from secateur.config import Audit, list_code, read
     from secateur.experiments.starter import run_init
 
+    if out.exists():
+        raise WrongInput("out", f"{out} is there already; name another file")
+    said = {"inputs_are": inputs_are, "mean": mean, "std": std, "train_size": train_size}
     asks = model is None and data is None
-    fields: dict[str, Any] = {"model": model or _ask("model", "Model (a name, module:function or a file)")}
-    if weights is None and asks:
-        text = _ask("weights", "Weights of the trained model (empty: the audit trains it)", "")
-        weights = Path(text) if text else None
-    fields |= {} if weights is None else {"weights": str(weights)}
-    fields["data"] = data or _ask("data", "Data (a name, a file or a folder)")
-    say(*run_init(fields, out), f"the run file: {out}", f"run it: secateur audit {out}")
+    fields: dict[str, Any] = {"model": model or _ask("model")}
+    answer = _ask("weights") if weights is None and asks else weights
+    fields |= {"weights": str(answer)} if answer else {}
+    fields["data"] = data or _ask("data")
+    fields |= {name: value for name, value in said.items() if value is not None}
+    while True:
+        try:
+            sentences = run_init(fields, out)
+            break
+        except WrongInput as error:  # in a terminal an answer can be mended
+            if not asks or error.field not in QUESTIONS or not sys.stdin.isatty():
+                raise
+            say(f"secateur: {error}", err=True)
+            answer = _ask(error.field)
+            fields = {name: value for name, value in fields.items() if name != error.field}
+            fields |= {error.field: answer} if answer else {}
+    trust = " --trust" if list_code(read(Audit, None, fields)) else ""  # the user has named the code just now
+    say(*sentences, f"the run file: {out}", f"run it: secateur audit {out}{trust}")
 
 
-def _ask(field: str, question: str, default: str | None = None) -> str:
-    """Ask a question in a terminal; elsewhere refuse the missing field."""
+QUESTIONS = {
+    "model": "Model (a name, module:function or a file)",
+    "weights": "Weights of the trained model (empty: the audit trains it, or the model has its own)",
+    "data": "Data (a name, a file or a folder)",
+    "inputs_are": "Inputs of the model (pixels: from 0 to 1; normalised: as the data store them)",
+    "train_size": "Number of members, which are the first rows of the data",
+}
+
+
+def _ask(field: str) -> str:
+    """Ask a question in a terminal; elsewhere refuse the missing field. Weights may be left empty."""
     if not sys.stdin.isatty():
         raise WrongInput(field, f"is missing; use --{field}, or run init in a terminal, where it asks")
-    return str(typer.prompt(question, default=default, show_default=False))
+    default = "" if field == "weights" else None
+    return str(typer.prompt(QUESTIONS[field], default=default, show_default=False)).strip()
 
 
 def _list_method(name: str, as_json: bool) -> None:

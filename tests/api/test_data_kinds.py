@@ -76,39 +76,19 @@ class Stream(IterableDataset):
         return ({"x": x, "y": y} for x, y in zip(self.inputs, self.labels, strict=True))
 
 
-class HuggingFaceLike:
-    """The part of a Hugging Face data set that is read: columns by name, as lists."""
+def build_columns(inputs, labels, form=None):
+    """Return a Hugging Face data set, plain or with a format."""
+    import datasets
 
-    def __init__(self, inputs, labels):
-        self.columns_ = {"input_ids": inputs.tolist(), "label": labels.tolist()}
-        self.features, self.column_names = dict(self.columns_), list(self.columns_)
-
-    def __getitem__(self, name):
-        return self.columns_[name]
+    return datasets.Dataset.from_dict({"input_ids": inputs.tolist(), "label": labels.tolist()}).with_format(form)
 
 
-class Column(list):
-    """A column of a frame."""
+def build_frame(inputs, labels):
+    """Return a pandas frame whose labels are texts."""
+    import pandas
 
-    def to_numpy(self):
-        return np.array(self)
-
-
-class FrameLike:
-    """The part of a pandas frame that is read."""
-
-    iloc = None
-
-    def __init__(self, inputs, labels):
-        self.data = {f"c{i:02}": Column(inputs[:, i].tolist()) for i in range(inputs.shape[1])}
-        self.data["diagnosis"] = Column("ill" if label else "healthy" for label in labels.tolist())
-        self.columns = list(self.data)
-
-    def __getitem__(self, name):
-        return self.data[name]
-
-    def __len__(self):
-        return len(self.data["diagnosis"])
+    frame = pandas.DataFrame({f"c{i:02}": inputs[:, i].numpy() for i in range(inputs.shape[1])})
+    return frame.assign(diagnosis=["ill" if label else "healthy" for label in labels.tolist()])
 
 
 FORMS = {
@@ -122,8 +102,9 @@ FORMS = {
     "IterableDataset": Stream,
     "DataLoader": lambda x, y: DataLoader(TensorDataset(x, y), batch_size=32),
     "DataLoader of dictionaries": lambda x, y: DataLoader(Stream(x, y), batch_size=32),
-    "Hugging Face": HuggingFaceLike,
-    "frame": FrameLike,
+    "Hugging Face": build_columns,
+    "Hugging Face, as tensors": lambda x, y: build_columns(x, y, "torch"),
+    "frame": build_frame,
 }
 
 

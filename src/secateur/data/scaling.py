@@ -17,6 +17,7 @@ from secateur.catalogue import users_own
 from secateur.data.dataset import Dataset, Stats
 from secateur.errors import WrongInput
 
+NEUTRAL = 0.2  # of a deviation: columns that were standardised by the train part alone have such statistics
 AT_ONCE = 1024  # rows that a user's transform gets in one call
 
 
@@ -116,10 +117,15 @@ def candidates(data: Dataset) -> list[Scaling]:
     present = scaling_of(data)
     if present is None:
         pool = _pool_scaling("columns", data.inputs, PIXELS) if data.inputs.ndim == 2 else None
-        return [AS_STORED] + ([pool] if pool is not None else [])
+        return [AS_STORED] + ([pool] if pool is not None and not _is_neutral(pool) else [])
     pool = present if data.scaling.endswith(POOL) else _pool_scaling("pixels", data.inputs, present)
     listed = [PIXELS, pool, SIGNED, BYTES] + ([IMAGENET] if data.input_shape[0] == 3 else [])
     return listed if present in listed else [present, *listed]
+
+
+def _is_neutral(scaling: Scaling) -> bool:
+    """Return True if a scaling hardly changes its inputs: they are standardised already."""
+    return max(map(abs, scaling.mean)) < NEUTRAL and max(abs(value - 1) for value in scaling.std) < NEUTRAL
 
 
 def _pool_scaling(unit: str, inputs: Tensor, present: Scaling) -> Scaling:

@@ -415,7 +415,7 @@ def _subject(row: Row) -> str:
     trained = f" ({row.extra['original']})" if row.extra.get("original") else ""
     pruned = f"{row.pruner} {row.sparsity:g}" if row.sparsity else row.pruner
     compressed = f"the original{trained}" if row.pruner == "none" else pruned
-    if row.pruner == "none" and row.sparsity:
+    if row.pruner == "none" and row.sparsity and row.defense == "none":  # trained and pruned elsewhere
         compressed = f"the model as given, {100 * row.sparsity:.0f} % sparse"
     return f"{compressed}, {row.defense}"
 

@@ -53,7 +53,7 @@ from secateur.training.user_function import source_key
 Fit = Callable[..., Iterator[tuple[int, Fitted]]]  # trainer.fit_many, or a defense's own loop
 Finetuning = partial[Iterator[tuple[int, Fitted]]]  # the same with its recipe and its loss
 VICTIM = "victim"
-INT8_LATENCY = "latency of torchao's graph without compiled kernels; those of a deployment are faster"
+INT8_LATENCY = "latency without compiled kernels, which a deployment has: of torchao's graph, operation by operation"
 BY_WEIGHTS = ("l1-unstructured", "l1-structured", "l2-structured", "random", "slimming", "synflow")  # ask no members
 
 

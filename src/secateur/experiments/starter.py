@@ -11,7 +11,6 @@ from torch import nn
 
 from secateur.config import Audit, read
 from secateur.data.dataset import Dataset
-from secateur.errors import WrongInput
 from secateur.evaluation.setup import prepare
 from secateur.experiments.black_box import can_only_be_asked, open_trained
 from secateur.interfaces import BlackBox
@@ -28,9 +27,7 @@ SHOWN = 3  # layers of a pruned network that are named
 
 def run_init(fields: dict[str, Any], out: Path) -> list[str]:
     """Look at the model and the data of a run file's fields, and write the file; return what was seen, in sentences."""
-    if out.exists():
-        raise WrongInput("out", f"{out} is there already; name another file")
-    config = read(Audit, None, fields)
+    config = read(Audit, None, fields | {"pruner": "none"})  # a trained model is looked at as it is
     trained = config.weights is not None or can_only_be_asked(config)
     seen = _describe_trained(config) if trained else _describe_untrained(config)
     write(out, write_starter(fields, seen, trained, can_only_be_asked(config)).encode())
@@ -49,7 +46,7 @@ def _describe_untrained(config: Audit) -> list[str]:
     data, _ = prepare(config)
     net = create(config.model, data.input_shape, data.classes, derive(0, "check"))
     tried = f"Two rows were tried: the network answers with {data.classes} finite numbers each."
-    return [describe_data(data), f"Scaling: inputs are {data.scaling}.", *describe_network(net)[:1], tried]
+    return [describe_data(data), f"Scaling: the network gets {data.scaling}.", *describe_network(net)[:1], tried]
 
 
 def describe_data(data: Dataset) -> str:
@@ -93,7 +90,7 @@ def _try_batch(data: Dataset, box: BlackBox) -> str:
 
 def write_starter(fields: dict[str, Any], seen: list[str], trained: bool, asked_only: bool) -> str:
     """Return the run file: what was seen as comments, the fields, and the fields that one may add."""
-    lines = ["# Written by secateur init; run it with: secateur audit FILE", *(f"# {line}" for line in seen)]
+    lines = ["# Written by secateur init; run it with: secateur audit FILE (and --trust if it names your code)", *(f"# {line}" for line in seen)]
     lines += [_write_field(name, value) for name, value in fields.items()]
     if trained:
         lines.append("pruner: none  # the model is audited as it is")

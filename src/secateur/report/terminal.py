@@ -106,6 +106,8 @@ def print_audit(rows: Sequence[Row], limits: Sequence[Check] | None = None) -> N
         and (comparison := build_comparison(lines, True)) is not None
     ):
         console.print(to_rich(comparison, pad_edge=False, padding=(0, 1, 0, 0)))
+        timed = [line for line in lines if "seconds_compressed" in line.cells and line.cells["seconds_compressed"].note]
+        _print_sentences(console, (f"{line.title}: {line.cells['seconds_compressed'].note}." for line in timed))
     unmeasured = [line for line in attacks if line.value("auc") is None and line.cells["auc"].note]
     _print_sentences(console, (f"{line.labels['attack']}: {line.cells['auc'].note}" for line in unmeasured))
     console.print(f"{headline.badge.text}. {' '.join(headline.sentences)}")
