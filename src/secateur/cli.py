@@ -203,10 +203,9 @@ app = typer.Typer(
     rich_markup_mode=None,
 )
 command, run_command = partial(app.command, cls=Command), partial(app.command, cls=RunCommand)
-STRONGER = (
-    "A stronger answer needs shadow models, which attacks such as lira compare with yours: set how your model was "
-    "trained, by --set train.epochs=N or by --set train.function=module:function."
-)
+STRONGER = "A stronger answer needs shadow models, which attacks such as lira compare with yours: "
+TRAINED = "set how your model was trained, by --set train.epochs=N or by --set train.function=module:function."
+ASKED = "pass them to secateur.audit(..., shadows=[...]) in Python, or bring structure, weights and recipe."
 METHODS = {name: name for name in ("attack", "defense", "pruner", "model")} | {"data": "dataset"}  # fields and kinds
 KINDS = ("attacks", "defenses", "pruners", "base-prunings", "submodels", "models", "datasets", "studies")
 
@@ -244,16 +243,17 @@ def audit(
         say(*plan(settings))
         return
     _check_writable(junit)
+    is_asked = False
     if settings.predictions is not None:
         rows = run_predictions(settings, settings.predictions, out)
-    elif can_only_be_asked(settings):
+    elif is_asked := can_only_be_asked(settings):
         rows = run_black_box(settings, out)
     else:
         rows = run_audit(settings, out, export)
     checks = _check_limits(rows, settings.limits)
     _print(rows, json_, partial(print_audit, limits=checks), f"the page: {out / 'report.html'}")
-    if not settings.trains_shadows and not json_:
-        say(STRONGER)
+    if (is_asked or not settings.trains_shadows) and not json_:
+        say(STRONGER + (ASKED if settings.weights is None else TRAINED))
     _hold(checks, junit)
 
 

@@ -90,7 +90,8 @@ def _try_batch(data: Dataset, box: BlackBox) -> str:
 
 def write_starter(fields: dict[str, Any], seen: list[str], trained: bool, asked_only: bool) -> str:
     """Return the run file: what was seen as comments, the fields, and the fields that one may add."""
-    lines = ["# Written by secateur init; run it with: secateur audit FILE (and --trust if it names your code)", *(f"# {line}" for line in seen)]
+    head = "# Written by secateur init; run it with: secateur audit FILE (and --trust if it names your code)"
+    lines = [head, *(f"# {line}" for line in seen)]
     lines += [_write_field(name, value) for name, value in fields.items()]
     if trained:
         lines.append("pruner: none  # the model is audited as it is")
