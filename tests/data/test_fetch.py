@@ -1,11 +1,11 @@
 import http.server
 import threading
-from hashlib import md5
+from hashlib import md5, sha256
 from pathlib import Path
 
 import pytest
 
-from secateur.data.fetch import PublicFile, cache, fetch, find, md5_of
+from secateur.data.fetch import SHA256, PublicFile, cache, fetch, find, md5_of
 from secateur.errors import WrongInput
 
 CONTENT = bytes(range(256)) * 5000
@@ -133,3 +133,28 @@ def test_a_named_folder_may_be_the_inner_one(tmp_path):
 def test_the_cache_without_a_variable(monkeypatch):
     monkeypatch.delenv("XDG_CACHE_HOME")
     assert cache() == Path.home() / ".cache/secateur"
+
+
+@pytest.mark.parametrize("address", ["http://example.org/file.bin", "ftp://example.org/file.bin", "file:///etc/passwd"])
+def test_only_https_is_asked(address, tmp_path):
+    with pytest.raises(WrongInput, match="is not https"):
+        fetch(PublicFile("set/file.bin", address, SUM))
+    assert not [path for path in tmp_path.rglob("*") if path.is_file()]
+
+
+def test_every_address_is_https_and_a_file_without_a_sha256_is_named(server, caplog):
+    from secateur.catalogue import methods
+
+    sources = [str(entry.info["source"]) for entry in methods("dataset").values()]
+    assert not [source for source in sources if source.startswith("http:")]
+    fetch(PublicFile("set/a.bin", f"{server}/file.bin", SUM))
+    fetch(PublicFile("set/b.bin", f"{server}/file.bin"))
+    assert "its md5 alone" in caplog.text and "no checksum is published" in caplog.text
+
+
+def test_a_file_with_the_md5_and_another_sha256_is_refused(server, monkeypatch, tmp_path):
+    monkeypatch.setitem(SHA256, SUM, "0" * 64)
+    with pytest.raises(WrongInput, match="forged"):
+        fetch(PublicFile("set/file.bin", f"{server}/file.bin", SUM))
+    monkeypatch.setitem(SHA256, SUM, sha256(CONTENT).hexdigest())
+    assert fetch(PublicFile("set/file.bin", f"{server}/file.bin", SUM)).read_bytes() == CONTENT

@@ -12,13 +12,13 @@ pytestmark = [pytest.mark.system, pytest.mark.timeout(1500)]
 
 ROOT = Path(__file__).parents[2]
 PINS = (ROOT / "constraints.txt").read_text().splitlines()
-OPEN = ("flwr", "ray", "typer", "rich", "protobuf")  # Flower chooses these itself
+OPEN = ("flwr", "ray", "typer", "rich", "protobuf", "grpcio")  # Flower chooses these itself, and what these need
 
 
 def test_the_engine_works_with_it(tmp_path):
     venv.create(tmp_path / "venv", with_pip=True)
     python = tmp_path / "venv" / "bin" / "python"
-    kept = [pin for pin in PINS if re.split(r"[<>=]", pin)[0] not in OPEN]
+    kept = [pin for pin in PINS[: PINS.index("# What these need")] if re.split(r"[<>=]", pin)[0] not in OPEN]
     (tmp_path / "constraints.txt").write_text("\n".join(kept))
 
     def pip(*arguments):

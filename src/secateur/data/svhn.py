@@ -17,7 +17,7 @@ from secateur.data.fetch import PublicFile, fetch, md5_of
 from secateur.errors import WrongInput
 
 MEAN = STD = (0.5, 0.5, 0.5)  # SAMIA's
-ADDRESS = "http://ufldl.stanford.edu/housenumbers/"
+ADDRESS = "https://ufldl.stanford.edu/housenumbers/"
 SUMS = {"train_32x32.mat": "e26dedcc434d2e4c54c9b2d4a06d8373", "test_32x32.mat": "eb5a983be6a315427106f1b164d9cef3"}
 FILES = [PublicFile(name, f"{ADDRESS}{name}", checksum) for name, checksum in SUMS.items()]
 MATRIX, COMPRESSED = 14, 15  # MATLAB's types of data elements, and those of numbers:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import json
+import os
 import shutil
 import subprocess
 import tempfile
@@ -347,7 +348,8 @@ def _write_pdf(path: Path, page: str) -> Path:
         with tempfile.TemporaryDirectory() as folder:
             source, target = Path(folder) / "evidence.html", Path(folder) / "evidence.pdf"
             source.write_text(page, encoding="utf-8")
-            command = [browser, "--headless", "--no-sandbox", "--disable-gpu", "--no-pdf-header-footer"]
+            command = [browser, "--headless", "--disable-gpu", "--no-pdf-header-footer"]
+            command += ["--no-sandbox"] if os.geteuid() == 0 else []  # a browser of root starts only so
             command += [f"--user-data-dir={folder}/profile", f"--print-to-pdf={target}", source.as_uri()]
             subprocess.run(command, capture_output=True, timeout=120, check=False)
             if target.is_file():

@@ -5,15 +5,18 @@ from __future__ import annotations
 import logging
 import os
 import secrets
+import signal
 import socket
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Any
 
 from secateur.errors import WrongInput, require
 
 log = logging.getLogger(__name__)
+
+ADVICE = "a cluster with a token needs RAY_AUTH_MODE=token and its RAY_AUTH_TOKEN here too"
 
 
 @contextmanager
@@ -38,17 +41,29 @@ def connected(address: str | None = None, cpus: int | None = None) -> Iterator[A
     if address:
         _check_reachable(address)
         try:
-            ray.init(address=address, **quiet)
+            with _kept_handler():
+                ray.init(address=address, **quiet)
         except (ConnectionError, RuntimeError) as error:  # `auto` finds no cluster, or another version
-            raise WrongInput("address", f"{address} cannot be used: {' '.join(str(error).split())}") from None
+            problem = f"{address} cannot be used: {' '.join(str(error).split())}"
+            raise WrongInput("address", f"{problem}; {ADVICE}") from None
     else:  # workers on this machine use our import path: a user's model may be in the current folder
         variables = {"PYTHONPATH": os.pathsep.join(filter(None, sys.path)), "OMP_NUM_THREADS": "1"}
         environment = {"env_vars": variables}
-        ray.init(address="local", include_dashboard=False, num_cpus=cpus, runtime_env=environment, **quiet)
+        with _kept_handler():
+            ray.init(address="local", include_dashboard=False, num_cpus=cpus, runtime_env=environment, **quiet)
     try:
         yield ray
     finally:
         ray.shutdown()
+
+
+@contextmanager
+def _kept_handler() -> Iterator[None]:
+    """Restore the handler of SIGTERM: Ray's own ends the process at once, with locks held and nothing said."""
+    before = signal.getsignal(signal.SIGTERM)
+    yield
+    with suppress(ValueError):  # only the main thread may; Ray sets none elsewhere
+        signal.signal(signal.SIGTERM, before)
 
 
 def require_token() -> None:

@@ -17,7 +17,7 @@ from flwr.clientapp.typing import Mod
 from flwr.serverapp import Grid, ServerApp
 
 from secateur.errors import require
-from secateur.training.ray import require_token
+from secateur.training.ray import connected, require_token
 
 if TYPE_CHECKING:
     from secateur.catalogue import Choice, Defense
@@ -203,7 +203,8 @@ def simulate(work: Callable[[Link], T], clients: int, deadline: float, gpu: bool
     level = logs.level
     logs.setLevel(logging.ERROR)
     try:
-        run_simulation(app, client_app(trusted=True), clients, backend_config={"client_resources": shares})
+        with connected():  # Flower uses a Ray that is there
+            run_simulation(app, client_app(trusted=True), clients, backend_config={"client_resources": shares})
     except KeyboardInterrupt:
         for link in links:
             link.stopped = True

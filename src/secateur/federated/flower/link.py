@@ -123,7 +123,7 @@ class Link:
     def _content(self, reply: Message) -> RecordDict | Fault:
         if not reply.has_error():
             return reply.content
-        log.warning("ignoring the answer of a client: it failed (%s)", printable(reply.error.reason))
+        log.warning("ignoring the answer of a client: it failed (%s)", printable(reply.error.reason)[:300])
         return "absent" if reply.error.code == ErrorCode.NODE_UNAVAILABLE else "error"
 
 
