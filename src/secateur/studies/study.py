@@ -1,7 +1,7 @@
 """The engine of all studies: read a scale, plan, run into one folder, tabulate beside the paper's numbers.
 
 A study is one figure or table of a paper. Its folder is a run: an interrupted study resumes, and `secateur report`
-reads it. A study adds table.md and table.jsonl. Each paper's package has its data: titles of studies (titles.json),
+reads it. A study adds table.md and table.jsonl. Each paper's package has its data: what is measured (studies.json),
 scales (scales.json), whose fields `--set field=value` changes, printed numbers (printed.json) and claims (claims.json).
 """
 
@@ -9,11 +9,16 @@ from __future__ import annotations
 
 import math
 import shutil
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import Field, asdict, dataclass, fields, replace
+from dataclasses import dataclass, replace
+from functools import cache, partial
+from importlib import import_module
+from itertools import product
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol, TypeVar, get_args, get_type_hints
+from string import Formatter
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any, Self, TypeVar
 
 import torch
 
@@ -58,32 +63,76 @@ class StudyPlan:
     intervals: str = ""  # describes the table's intervals; empty: they are over examples or seeds
 
 
-class Study(Protocol):
-    """A figure or table of a paper."""
+@dataclass(frozen=True)
+class Study:
+    """A figure or table of a paper, as the paper's studies.json has it."""
+
+    package: str  # the paper's
+    make_plan: Callable[[Study, Request], StudyPlan]
+    table: str  # the function that makes the table, as module:function of the package
+    steps: Sequence[Mapping[str, Any]]  # the fields of its measurements
+    intervals: str = ""  # describes the table's intervals; empty: the paper's plan does
 
     def plan(self, request: Request) -> StudyPlan:
         """Return the plan of the study; raise for wrong input before any work."""
-        ...
+        return self.make_plan(self, request)
+
+    def tabulate(self, results: Any) -> Tabulated:
+        """Return the table of the paper's results."""
+        module, _, function = self.table.partition(":")
+        table: Tabulated = getattr(import_module(f"{__package__}.{self.package}.{module}"), function)(results)
+        return table
+
+    def read_steps(self, kind: type[S], **values: Sequence[Any]) -> list[S]:
+        """Return the steps, in which `{name}` stands for each of the values of that name.
+
+        In a list it adds an item for each. Elsewhere the study has a step for each; the first such field changes
+        slowest. `values` are those of the scale that studies.json names.
+        """
+        from pydantic import TypeAdapter
+
+        adapter: TypeAdapter[S] = TypeAdapter(kind)
+        read, known = [], read_data(self.package, "studies")["values"] | values
+        for step in self.steps:
+            choices = [
+                [[item for text in value for item in expand(text, known)]]
+                if isinstance(value, list)
+                else expand(value, known)
+                for value in step.values()
+            ]
+            read += [adapter.validate_python(dict(zip(step, chosen, strict=True))) for chosen in product(*choices)]
+        return read
 
 
-def register(paper: str, package: str, studies: Mapping[str, Study]) -> None:
-    """Add the studies of a paper to the catalogue by name, each with its title from titles.json."""
-    titles = read_data(package, "titles")
-    for name, study in studies.items():
-        make = _factory(study)
-        make.__doc__ = titles[name]
+def register(paper: str, package: str, make_plan: Callable[[Study, Request], StudyPlan]) -> None:
+    """Add the studies of a paper to the catalogue by name, each with its title."""
+    for name, study in read_data(package, "studies")["studies"].items():
+        make = partial(Study, package, make_plan, **{key: value for key, value in study.items() if key != "title"})
+        make.__doc__ = study["title"]
+        make.__module__ = __name__
         method("study", name, paper, scales=SIZES)(make)
 
 
-def _factory(study: Study) -> Callable[[], Study]:
-    return lambda: study
+def expand(value: Any, values: Mapping[str, Sequence[Any]]) -> list[Any]:
+    """Return all readings of a text in which `{name}` stands for each of the values of that name.
+
+    Example:
+        >>> expand("snip:rate={rates:g}", {"rates": (0.3, 0.9)}), expand("{sizes}", {"sizes": (2, 4)}), expand(7, {})
+        (['snip:rate=0.3', 'snip:rate=0.9'], [2, 4], [7])
+    """
+    if not isinstance(value, str):
+        return [value]
+    names = [name for _, name, _, _ in Formatter().parse(value) if name]
+    if len(names) == 1 and value == f"{{{names[0]}}}":
+        return list(values[names[0]])  # numbers stay numbers
+    choices = product(*(values[name] for name in names))
+    return [value.format(**dict(zip(names, chosen, strict=True))) for chosen in choices]
 
 
 def reproduce(name: str, scale: str, options: Mapping[str, Any], overrides: list[str] | None, out: Path) -> StudyTable:
     """Run a study into `out`, write its table there, and return the table; `options` and `overrides` change fields."""
     entry = find("study", name)
-    study: Study = entry.make()
-    plan = study.plan(Request(name, scale, options, overrides or [], out))
+    plan = entry.make().plan(Request(name, scale, options, overrides or [], out))
     rows = plan.run()
     lines, findings = plan.tabulate(rows)
     facts = {"study": name, "scale": scale} | plan.facts(rows)
@@ -95,7 +144,7 @@ def reproduce(name: str, scale: str, options: Mapping[str, Any], overrides: list
 
 def run_steps(
     request: Request,
-    scale: DataclassInstance,
+    scale: Scale,
     device: torch.device,
     seeds: list[int],
     measure: Callable[[Run], None],
@@ -115,14 +164,14 @@ def run_steps(
     """
     from secateur.report.page import write_page
 
-    settings = {"study": request.study, "scale": request.scale} | asdict(scale) | more
+    settings = {"study": request.study, "scale": request.scale} | vars(scale) | more
     settings |= {
         name: str(value) for name in ("data", "model", "images") if (value := request.options.get(name)) is not None
     }
     torch.set_num_threads(settings["threads"])
     opened = False
     try:
-        with open_run(request.out, "study", plain(settings | {"seeds": seeds}), device=str(device), seeds=seeds) as run:
+        with open_run(request.out, "study", settings | {"seeds": seeds}, device=str(device), seeds=seeds) as run:
             opened = True
             measure(run)
     finally:
@@ -175,72 +224,62 @@ def load_pictures(name: str, options: Mapping[str, Any], examples: int | None) -
     return data if examples is None else data.limit_rows(examples, derive(0, "examples"))
 
 
-def read_scales(kind: type[S], paper: str) -> dict[str, S]:
-    """Read the scales of a paper's studies; `full` has the defaults of the class unless the file says otherwise."""
-    from pydantic import TypeAdapter
+class Scale(SimpleNamespace):
+    """The size of a study, with the fields of the paper's scales.json; `full` is the paper's setting."""
 
-    values = read_data(paper, "scales")
-    adapter: TypeAdapter[S] = TypeAdapter(kind)
-    return {name: adapter.validate_python(values.get(name, {})) for name in SIZES}
+    def change(self, **values: Any) -> Self:
+        """Return the scale with other values."""
+        return type(self)(**vars(self) | values)
 
 
-def scale_of(scales: Mapping[str, S], name: str, overrides: Sequence[str] = ()) -> S:
-    """Return a scale by its name, with `field=value` overrides.
+@cache
+def read_scales(paper: str) -> dict[str, Scale]:
+    """Return the scales of a paper by name; a field without a value at a scale has that of `full`."""
+    known = read_data(paper, "scales")
+    return {size: Scale(**{name: rules.get(size, rules["full"]) for name, rules in known.items()}) for size in SIZES}
 
-    Fields of numbers and truth values can be set: numbers from 1 or above 0, unless the field's metadata say otherwise.
-    They may hold `least`, `even`, or `among`; several values of `among` are joined by +.
-    """
+
+def scale_of(paper: str, name: str, overrides: Sequence[str] = ()) -> Scale:
+    """Return a scale by its name, with `field=value` overrides; fields with a `kind` in scales.json can be set."""
+    scales = read_scales(paper)
     if name not in scales:
         raise unknown("scale", name, scales)
-    scale = scales[name]
-    settable = {field.name: (field, kind) for field, kind in _settable(scale)}
+    settable = {name: rules for name, rules in read_data(paper, "scales").items() if "kind" in rules}
     changes: dict[str, Any] = {}
     for text in overrides:
         key, equals, value = text.partition("=")
         if not equals or key not in settable:
             raise WrongInput("set", f"{text!r} is not possible in this study; allowed: {', '.join(settable)}")
-        changes[key] = _read(*settable[key], value)
-    return replace(scale, **changes)
+        changes[key] = read_field(key, settable[key], value)
+    return scales[name].change(**changes)
 
 
-def _settable(scale: DataclassInstance) -> Iterator[tuple[Field[Any], type]]:
-    """Yield the fields that can be set, each with its type: bool, int, float or tuple."""
-    hints = get_type_hints(type(scale))
-    for field in fields(scale):
-        kinds = [kind for kind in get_args(hints[field.name]) or (hints[field.name],) if kind in (bool, int, float)]
-        if "among" in field.metadata:
-            yield field, tuple
-        elif kinds and hints[field.name] in (kinds[0], kinds[0] | None):
-            yield field, kinds[0]
+def read_field(name: str, rules: Mapping[str, Any], text: str) -> Any:
+    """Read a value of a scale, and check it by the rules of its field.
 
-
-def _read(field: Field[Any], kind: type, text: str) -> bool | int | float | tuple[int, ...]:
-    """Read the value of a field, and check it."""
-    name, rules = field.name, field.metadata
-    if kind is float:
+    Args:
+        name: The field.
+        rules: Its `kind` (whole, number, switch or several), and `least` and `even`, or the values `among` which
+            several are chosen.
+        text: The value; several are joined by +.
+    """
+    if rules["kind"] == "number":
         number = math.nan
         with suppress(ValueError):
             number = float(text)  # YAML takes 1e-2 for a word
         check_number(name, number, "(0, inf)")
         return number
-    if kind is tuple:
-        numbers = tuple(yaml_value("set", part) for part in text.split("+"))
+    if rules["kind"] == "several":
+        numbers = [yaml_value("set", part) for part in text.split("+")]
         if not all(type(number) is int and number in rules["among"] for number in numbers):
             allowed = ", ".join(map(str, rules["among"]))
             raise WrongInput(name, f"{text!r} is not allowed; use {allowed}, several joined by +")
         return numbers
     value = yaml_value("set", text)
-    if kind is bool:
+    if rules["kind"] == "switch":
         if not isinstance(value, bool):
             raise WrongInput(name, f"{text!r} is not allowed; must be true or false")
         return value
     whole: Any = text if isinstance(value, bool) else value
     check_whole(name, whole, rules.get("least", 1), even=rules.get("even", False))
-    return int(whole)
-
-
-def plain(value: Any) -> Any:
-    """Return the value as YAML has it: tuples become lists."""
-    if isinstance(value, Mapping):
-        return {key: plain(item) for key, item in value.items()}
-    return [plain(item) for item in value] if isinstance(value, tuple | list) else value
+    return whole

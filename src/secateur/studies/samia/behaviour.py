@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 
 from secateur.metrics.estimates import mean_of
 from secateur.metrics.membership import Estimate
-from secateur.studies.claims import judge_claims
+from secateur.report.summary import group_by
 from secateur.studies.results import AuditResults, VictimKey
 from secateur.studies.table import Cells, TableLine, Tabulated, sparkline
 
@@ -17,19 +17,14 @@ CLOSE = 0.02  # of accuracy: for "close", "comparable" or "similar", where the p
 
 def histograms(results: AuditResults) -> Tabulated:
     """Return Fig. 1: the means of members and non-members, their gaps and histograms."""
-    findings = []
-    for name, gap in GAPS.items():
-        larger = {model.title: results.less(model, model.source, gap) for model in results.pruned}
-        findings += judge_claims("samia", "histograms", _words(name), larger=larger)
-    return _histogram_lines(results), findings
+    return _histogram_lines(results), [
+        finding for name in GAPS for finding in results.judge("histograms", _words(name))
+    ]
 
 
 def histograms_defended(results: AuditResults) -> Tabulated:
     """Return Fig. 14: Fig. 1 with PPB; Basic is Fig. 1's pruned model."""
-    findings = []
-    for name, gap in GAPS.items():
-        smaller = {model.title: results.less(basic, model, gap) for basic, model in _pair_with_basic(results)}
-        findings += judge_claims("samia", "histograms", _words(name), smaller=smaller)
+    findings = [finding for name in GAPS for finding in results.judge("histograms_defended", _words(name))]
     return _histogram_lines(results), findings
 
 
@@ -40,7 +35,7 @@ def by_class(results: AuditResults) -> Tabulated:
         classes = {model: _divergences(results, name, model) for model in results.keys}
         larger = {model.title: _class_change(classes[model], classes[model.source]) for model in results.pruned}
         spreads = {model.title: _spread(classes[model]) for model in results.pruned}
-        findings += judge_claims("samia", "classes", _words(name), larger=larger, differs=spreads)
+        findings += results.judge("classes", _words(name), larger=larger, differs=spreads)
     return _class_lines(results), findings
 
 
@@ -49,11 +44,11 @@ def by_class_defended(results: AuditResults) -> Tabulated:
     findings = []
     for name in GAPS:
         smaller, nearer = {}, {}
-        for basic, ppb in _pair_with_basic(results):
-            original, before, after = (_divergences(results, name, model) for model in (ppb.source, basic, ppb))
+        for ppb in (model for model in results.pruned if model.defended):
+            original, before, after = (_divergences(results, name, model) for model in (ppb.source, ppb.basic, ppb))
             smaller[ppb.title] = _class_change(before, after)
             nearer[ppb.title] = _class_change(_distances(before, original), _distances(after, original))
-        findings += judge_claims("samia", "classes", _words(name), smaller=smaller, nearer=nearer)
+        findings += results.judge("classes_defended", _words(name), smaller=smaller, nearer=nearer)
     return _class_lines(results), findings
 
 
@@ -74,26 +69,19 @@ def utility(results: AuditResults) -> Tabulated:
         for other in results.pruned
         if model.pruner == "l1-unstructured" != other.pruner and model.sparsity == other.sparsity
     }
-    return lines, judge_claims("samia", "utility", close=low, falls=falls, better=changes, loose=loose)
+    return lines, results.judge("utility", close=low, falls=falls, better=changes, loose=loose)
 
 
 def _ends(models: Sequence[VictimKey]) -> list[tuple[VictimKey, VictimKey]]:
     """Return, per pruner, the models of the lowest and the highest sparsity."""
-    pruners: dict[str, list[VictimKey]] = {}
-    for model in models:
-        pruners.setdefault(model.pruner, []).append(model)
-    by_sparsity = [sorted(group, key=lambda model: model.sparsity) for group in pruners.values()]
+    pruners = group_by(models, lambda model: model.pruner).values()
+    by_sparsity = [sorted(group, key=lambda model: model.sparsity) for group in pruners]
     return [(group[0], group[-1]) for group in by_sparsity]
-
-
-def _pair_with_basic(results: AuditResults) -> list[tuple[VictimKey, VictimKey]]:
-    """Return pairs of the Basic model and the defended model, for each defended model."""
-    return [(model._replace(defense="basic"), model) for model in results.pruned if model.defense != "basic"]
 
 
 def _words(quantity: str) -> dict[str, str]:
     """Return the words of a claim about confidence or sensitivity."""
-    return {"name": quantity, "unit": UNITS[quantity]}
+    return {"name": quantity, "unit": UNITS[quantity], "gap": GAPS[quantity]}
 
 
 def _histogram_lines(results: AuditResults) -> list[TableLine]:
