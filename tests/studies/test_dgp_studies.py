@@ -11,7 +11,7 @@ from secateur.errors import WrongInput
 from secateur.experiments.invert import ClientExposure
 from secateur.runs.folder import load_figures, load_rows
 from secateur.runs.rows import Row, select_comparable
-from secateur.studies.dgp import PARTS, cost, extensions, merge_steps, select_attackers, tables, theory
+from secateur.studies.dgp import OPTIONAL, PARTS, cost, extensions, merge_steps, tables, theory
 from secateur.studies.dgp.extensions import broadcast_lines, guess_label, judge_broadcast
 from secateur.studies.dgp.steps import Step, attack_texts
 from secateur.studies.dgp.tables import AttackKey, DgpResults
@@ -356,13 +356,13 @@ def test_a_part_of_a_study_is_for_a_machine_of_its_own():
     left, others = select_steps(steps, ["steps=ig,training", "defenses=none,dgp+error-feedback", "epochs=3"], PARTS)
     assert [step.name for step in left] == ["ig", "ig", "training"] and others == ["epochs=3"]
     assert left[0].defenses == ("none",) and left[2].defenses == ("none", "dgp+error-feedback")
-    assert select_attackers(*select_steps(steps, [], PARTS)) == (list(steps), [])
-    plain, _ = select_attackers(steps, ["adaptive=none"])
-    few, _ = select_attackers(*select_steps(steps, ["adaptive=mask,support", "steps=ig"], PARTS))
+    assert select_steps(steps, [], PARTS, OPTIONAL) == (list(steps), [])
+    plain, _ = select_steps(steps, ["adaptive=none"], PARTS, OPTIONAL)
+    few, _ = select_steps(steps, ["adaptive=mask,support", "steps=ig"], PARTS, OPTIONAL)
     assert {step.adaptive for step in plain[:5]} == {()} and few[0].adaptive == ("support", "mask")
     assert list(attack_texts("ig", "dgp", SCALES["tiny"], few[0].adaptive))[1:] == ["ig:iterations=12:adaptive=support"]
     with pytest.raises(WrongInput, match="adaptive"):
-        select_attackers(steps, ["adaptive=nobody"])
+        select_steps(steps, ["adaptive=nobody"], PARTS, OPTIONAL)
     for nothing in ("steps=deep-leakage", "defenses"):
         with pytest.raises(WrongInput, match=r"r-gap.*training.*soteria"):
             select_steps(steps, [nothing], PARTS)

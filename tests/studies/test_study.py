@@ -8,11 +8,16 @@ import pytest
 import torch
 
 from secateur import catalogue, studies
+from secateur.config import Audit, read
 from secateur.errors import WrongInput
 from secateur.metrics.membership import Estimate
 from secateur.runs.rows import Row
+from secateur.studies.dgp.steps import Step
 from secateur.studies.dgp.tables import DgpResults
-from secateur.studies.study import Request, Scale, Study, read_scales, run_steps, scale_of
+from secateur.studies.mapp.federations import cases_of
+from secateur.studies.priprune.federations import Federations, values_of
+from secateur.studies.samia import AuditStep
+from secateur.studies.study import SIZES, Request, Scale, Study, read_scales, run_steps, scale_of
 
 FIELDS = {  # of every kind
     "data": {"full": {}},
@@ -125,6 +130,22 @@ def test_every_study_has_a_title_and_a_table():
         module, _, function = study.table.partition(":")
         assert callable(getattr(import_module(f"secateur.studies.{study.package}.{module}"), function)), name
         assert study.steps and study.package in PAPERS
+
+
+@pytest.mark.parametrize("scale", SIZES)
+@pytest.mark.parametrize("name", catalogue.methods("study"))
+def test_steps_of_every_study_can_be_read_at_every_scale(name, scale):
+    study = catalogue.find("study", name).make()
+    size = read_scales(study.package)[scale]
+    if study.package == "dgp":
+        assert all(step.defenses and step.model in read_scales("dgp")["full"].models for step in study.read_steps(Step))
+    elif study.package == "mapp":
+        assert all(case.unit in (8, 16, 32, 64) and case.attacks for case in cases_of(study, size))
+    elif study.package == "priprune":
+        assert all(step.bases and step.defenses for step in study.read_steps(Federations, **values_of(size)))
+    else:
+        (step,) = study.read_steps(AuditStep)
+        assert read(Audit, None, step.settings(scale, {})).attack
 
 
 @dataclass(frozen=True)

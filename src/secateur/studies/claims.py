@@ -1,7 +1,7 @@
 """Verdicts on a paper's claims by measured intervals: supported, not supported, or undecided.
 
-Claims are data: a paper's claims.json has the words, need, bound and unit of every claim, by table and name, and if two
-keys of the results are compared, which (`Results.judge`).
+Claims are data: a paper's claims.json has the words, need, bound and unit of every claim, by table and name. It also
+has the two keys of the results that a claim compares (`Results.judge`).
 """
 
 from __future__ import annotations

@@ -123,12 +123,12 @@ class Results(ABC, Generic[K]):
         """
         cases: Cases = {}
         for key in self.select(**claim["each"]):
-            one, other = (self._related(key, claim.get(side, {})) for side in ("higher", "lower"))
+            one, other = (self._find_related(key, claim.get(side, {})) for side in ("higher", "lower"))
             case = claim.get("case", "{title}").format(key=key, title=self.title(key))
             cases |= self.contrast(one, other, claim["metric"].format(**words), case)
         return cases
 
-    def _related(self, key: K, related: str | Mapping[str, Any]) -> K | None:
+    def _find_related(self, key: K, related: str | Mapping[str, Any]) -> K | None:
         if isinstance(related, str):
             other: K = getattr(key, related)
             return other

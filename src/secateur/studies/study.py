@@ -94,13 +94,8 @@ class Study:
         adapter: TypeAdapter[S] = TypeAdapter(kind)
         read, known = [], read_data(self.package, "studies")["values"] | values
         for step in self.steps:
-            choices = [
-                [[item for text in value for item in expand(text, known)]]
-                if isinstance(value, list)
-                else expand(value, known)
-                for value in step.values()
-            ]
-            read += [adapter.validate_python(dict(zip(step, chosen, strict=True))) for chosen in product(*choices)]
+            choices = product(*(expand(value, known) for value in step.values()))
+            read += [adapter.validate_python(dict(zip(step, chosen, strict=True))) for chosen in choices]
         return read
 
 
@@ -114,12 +109,16 @@ def register(paper: str, package: str, make_plan: Callable[[Study, Request], Stu
 
 
 def expand(value: Any, values: Mapping[str, Sequence[Any]]) -> list[Any]:
-    """Return all readings of a text in which `{name}` stands for each of the values of that name.
+    """Return all readings of a value in which `{name}` stands for each of the values of that name; of a list one.
 
     Example:
         >>> expand("snip:rate={rates:g}", {"rates": (0.3, 0.9)}), expand("{sizes}", {"sizes": (2, 4)}), expand(7, {})
         (['snip:rate=0.3', 'snip:rate=0.9'], [2, 4], [7])
+        >>> expand(["none", "{bases}"], {"bases": ("snip", "grasp")})
+        [['none', 'snip', 'grasp']]
     """
+    if isinstance(value, list):
+        return [[item for text in value for item in expand(text, values)]]
     if not isinstance(value, str):
         return [value]
     names = [name for _, name, _, _ in Formatter().parse(value) if name]
@@ -182,7 +181,9 @@ def run_steps(
     return run.rows
 
 
-def select_steps(steps: Sequence[S], overrides: Sequence[str], parts: Mapping[str, str]) -> tuple[list[S], list[str]]:
+def select_steps(
+    steps: Sequence[S], overrides: Sequence[str], parts: Mapping[str, str], optional: Sequence[str] = ()
+) -> tuple[list[S], list[str]]:
     """Select a part of a study, to run on a separate machine; return its steps and the remaining overrides.
 
     `defenses=none,dgp` selects among the defenses of every step. A name selects all its settings; a full text
@@ -192,7 +193,9 @@ def select_steps(steps: Sequence[S], overrides: Sequence[str], parts: Mapping[st
         steps: All steps of the study.
         overrides: The user's `field=value` texts.
         parts: The fields of a step to select from, by the names that a user has for them.
+        optional: Those of the parts that a step can do without; `none` selects nothing of it.
     """
+    known = {part: dict.fromkeys(x for step in steps for x in _texts(step, field)) for part, field in parts.items()}
     others = [text for text in overrides if text.partition("=")[0] not in parts]
     chosen = {part: names for part, _, names in (text.partition("=") for text in overrides if text not in others)}
     left = []
@@ -200,12 +203,13 @@ def select_steps(steps: Sequence[S], overrides: Sequence[str], parts: Mapping[st
         fields: dict[str, Any] = {}
         for part, names in chosen.items():
             wanted = {name.strip() for name in names.split(",")}
+            if part in optional and (wrong := wanted - {*known[part], "none"}):
+                raise unknown(part, min(wrong), [*known[part], "none"])
             fields[parts[part]] = tuple(x for x in _texts(step, parts[part]) if x in wanted or name_of(x) in wanted)
-        if all(fields.values()):
+        if all(values or name in optional for name, values in fields.items()):
             several = {name: values for name, values in fields.items() if not isinstance(getattr(step, name), str)}
             left.append(replace(step, **several))
     if not left:
-        known = {part: dict.fromkeys(x for step in steps for x in _texts(step, parts[part])) for part in parts}
         choices = ", its ".join(f"{part} are {', '.join(texts)}" for part, texts in known.items())
         raise WrongInput("set", f"leaves nothing of this study; its {choices}")
     return left, others

@@ -11,13 +11,11 @@ from dataclasses import replace
 from typing import Any
 
 from secateur.config import Invert, read
-from secateur.errors import unknown
 from secateur.evaluation.setup import device_of
 from secateur.runs.folder import Run
 from secateur.runs.rows import Row
 from secateur.studies.dgp import cost, extensions, tables, theory
 from secateur.studies.dgp.steps import (
-    ADAPTIVE,
     DgpSetting,
     Step,
     attack_updates,
@@ -31,7 +29,8 @@ from secateur.studies.dgp.tables import DgpResults
 from secateur.studies.study import Request, Scale, Study, StudyPlan, register, run_steps, scale_of, select_steps
 from secateur.studies.table import Tabulated
 
-PARTS = {"steps": "name", "defenses": "defenses"}  # what `--set` can select from, and the field of a step
+PARTS = {"steps": "name", "defenses": "defenses", "adaptive": "adaptive"}  # `--set` selects from these fields of steps
+OPTIONAL = ("adaptive",)  # the plain attacker remains
 MEASURES: dict[str, Callable[[DgpSetting], None]] = {  # by the name of a step; another name is that of an attack
     "training": measure_training,
     "costed": cost.measure_cost,
@@ -46,7 +45,7 @@ MEASURES: dict[str, Callable[[DgpSetting], None]] = {  # by the name of a step; 
 def plan(study: Study, request: Request) -> StudyPlan:
     """Return the plan of all steps of a study for every seed."""
     every = study.read_steps(Step)
-    selected, overrides = select_attackers(*select_steps(every, request.overrides, PARTS))
+    selected, overrides = select_steps(every, request.overrides, PARTS, OPTIONAL)
     scale, options = scale_of("dgp", request.scale, overrides), request.options
     steps = merge_steps(selected, scale, options)
     config = read(Invert, None, {name: options.get(name) for name in ("seeds", "device")})
@@ -82,20 +81,6 @@ def merge_steps(steps: Sequence[Step], scale: Scale, options: Mapping[str, Any])
         model, data = stand_in(step.model, scale, options), options.get("data") or scale.data[step.data]
         kept.setdefault(repr(replace(step, model=str(model), data=data)), step)
     return list(kept.values())
-
-
-def select_attackers(steps: Sequence[Step], overrides: Sequence[str]) -> tuple[list[Step], list[str]]:
-    """Select adaptive attackers, such as `adaptive=support,mask`, besides the plain one; `none` is the plain one alone.
-
-    Return the steps and the remaining overrides.
-    """
-    others = [text for text in overrides if text.partition("=")[0] != "adaptive"]
-    wanted = [name.strip() for text in overrides if text not in others for name in text.partition("=")[2].split(",")]
-    if unknown_names := [name for name in wanted if name not in (*ADAPTIVE, "none")]:
-        raise unknown("adaptive", unknown_names[0], (*ADAPTIVE, "none"))
-    if not wanted:
-        return list(steps), others
-    return [replace(x, adaptive=tuple(name for name in x.adaptive if name in wanted)) for x in steps], others
 
 
 def _facts(scale: Scale, rows: Sequence[Row]) -> dict[str, Any]:

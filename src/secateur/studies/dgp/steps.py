@@ -41,8 +41,7 @@ from secateur.runs.rows import Row
 from secateur.seeding import derive
 from secateur.studies.study import Scale, load_pictures
 
-NETWORKS = ("resnet18", "lenet-zhu", "cnn6", "vgg11-bn")  # the paper's
-CIFAR10, CIFAR100 = "cifar10", "cifar100"
+CIFAR10 = "cifar10"
 TESTED = 0.2  # test share of a data set without a test part
 ADAPTIVE = ("support", "layer", "reapply", "mask")
 NAMES = {"gi": "gi-dgp-paper"}  # catalogue names of attacks with the settings of the dgp paper

@@ -116,9 +116,9 @@ class DgpResults(Results[AttackKey]):
     def title(self, key: AttackKey) -> str:
         """Return the attack on a client, with the labels in which the clients of the study differ."""
         settings = [key.defense] if ":" in key.defense else []
-        return ", ".join([key.attack, *self.varied(key).values(), *settings])
+        return ", ".join([key.attack, *self.list_varied(key).values(), *settings])
 
-    def varied(self, key: AttackKey) -> dict[str, str]:
+    def list_varied(self, key: AttackKey) -> dict[str, str]:
         """Return the labels in which the clients of the study differ, beside attack and defense."""
         names = ("model", "data", "batch_size", "labels", "stage")
         return {name: str(getattr(key, name)) for name in names if len({getattr(x, name) for x in self.clients}) > 1}
@@ -295,7 +295,7 @@ def privacy_lines(results: DgpResults, paper: Callable[[AttackKey], str] = lambd
     lines = []
     for client in results.clients:
         title = f"{client.defense} ({client.against} pictures)" if client.against else client.defense
-        labels = {"attack": client.attack, "defense": title} | results.varied(client)
+        labels = {"attack": client.attack, "defense": title} | results.list_varied(client)
         adaptive = results.best_adaptive(client)
         names = (*PAIRED, *(EXTREMES if client.attack == "rob" else ()), "label_accuracy")
         cells: Cells = {name: results.mean(client, name) for name in names}

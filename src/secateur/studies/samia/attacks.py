@@ -306,7 +306,7 @@ def _pruners(results: AuditResults) -> list[str]:
 
 def _best(results: AuditResults, pruner: str, defense: str) -> VictimKey:
     """Return a defense's useful model of least attack accuracy; Basic's model if none is useful."""
-    defended = [model for model in results.pruned if model.pruner == pruner and name_of(model.defense) == defense]
+    defended = [x for x in results.pruned if x.defended and (x.pruner, name_of(x.defense)) == (pruner, defense)]
     useful = [model for model in defended if TOO_INACCURATE not in marks(results, model)]
     known = [(estimate.value, model) for model in useful if (estimate := results.mean(model, *ATTACK)) is not None]
     return min(known, key=lambda scored: scored[0])[1] if known else _basic(results, pruner)

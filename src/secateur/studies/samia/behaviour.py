@@ -104,14 +104,13 @@ def _class_lines(results: AuditResults) -> list[TableLine]:
     lines = []
     for name in GAPS:
         drawn = {model: results.figures_of(model, "classes", name) for model in results.keys}
-        classes = len(next(iter(drawn[results.keys[0]].values()))["members"])
-        for label in range(classes):
+        apart = {model: _divergences(results, name, model) for model in results.keys}
+        for label in range(len(next(iter(drawn[results.keys[0]].values()))["members"])):
             cells: Cells = {}
             for model, figures in drawn.items():
                 for side in ("members", "nonmembers"):
                     cells[f"{model.title}, {side}"] = _mean_known(values[side][label] for values in figures.values())
-                gaps = _divergences(results, name, model).values()
-                cells[f"{model.title}, divergence"] = _mean_known(values[label] for values in gaps)
+                cells[f"{model.title}, divergence"] = _mean_known(apart[model].get((seed, label)) for seed in figures)
             lines.append(TableLine({"quantity": name, "class": str(label)}, cells))
     return lines
 
@@ -121,37 +120,30 @@ def _mean_known(values: Iterable[float | None]) -> Estimate | None:
     return mean_of(known) if known else None
 
 
-Divergences = dict[int, list[float | None]]  # by seed and class
+Divergences = dict[tuple[int, int], float]  # by seed and class
 
 
 def _divergences(results: AuditResults, name: str, model: VictimKey) -> Divergences:
     """Return members minus non-members by seed and class; for sensitivity the absolute value."""
     size = abs if name == "sensitivity" else float
     return {
-        seed: [
-            None if inside is None or outside is None else size(inside - outside)
-            for inside, outside in zip(figure["members"], figure["nonmembers"], strict=True)
-        ]
+        (seed, label): size(inside - outside)
         for seed, figure in results.figures_of(model, "classes", name).items()
+        for label, (inside, outside) in enumerate(zip(figure["members"], figure["nonmembers"], strict=True))
+        if inside is not None and outside is not None
     }
 
 
 def _distances(first: Divergences, second: Divergences) -> Divergences:
     """Return the distance between two divergences, by seed and class."""
-    return {
-        seed: [None if a is None or b is None else abs(a - b) for a, b in zip(first[seed], second[seed], strict=True)]
-        for seed in first.keys() & second.keys()
-    }
+    return {key: abs(first[key] - second[key]) for key in first if key in second}
 
 
 def _class_change(larger: Divergences, smaller: Divergences) -> Estimate | None:
     """Return the mean change over classes; each class is compared with itself and averaged over seeds first."""
-    classes: dict[int, list[float]] = {}
-    for seed in larger.keys() & smaller.keys():
-        for label, (a, b) in enumerate(zip(larger[seed], smaller[seed], strict=True)):
-            if a is not None and b is not None:
-                classes.setdefault(label, []).append(a - b)
-    return mean_of([sum(values) / len(values) for values in classes.values()]) if classes else None
+    classes = group_by((key for key in larger if key in smaller), lambda key: key[1])
+    changes = [sum(larger[key] - smaller[key] for key in keys) / len(keys) for keys in classes.values()]
+    return mean_of(changes) if changes else None
 
 
 def _spread(divergences: Divergences) -> Estimate | None:
@@ -162,9 +154,12 @@ def _spread(divergences: Divergences) -> Estimate | None:
     """
     if not divergences:
         return None
-    first, *others = (divergences[seed] for seed in sorted(divergences))
-    known = [(value, label) for label, value in enumerate(first) if value is not None]
+    first, *others = sorted({seed for seed, _ in divergences})
+    known = [(value, label) for (seed, label), value in divergences.items() if seed == first]
     (_, low), (_, high) = min(known), max(known)
-    pairs = [(values[high], values[low]) for values in others]
-    apart = [a - b for a, b in pairs if a is not None and b is not None]
+    apart = [
+        divergences[seed, high] - divergences[seed, low]
+        for seed in others
+        if (seed, high) in divergences and (seed, low) in divergences
+    ]
     return mean_of(apart) if apart else None
