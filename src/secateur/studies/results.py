@@ -134,7 +134,9 @@ class Results(ABC, Generic[K]):
             return other
         return self.other(key, **{x: y.format(key=key) if isinstance(y, str) else y for x, y in related.items()})
 
-    def judge(self, table: str, words: Mapping[str, str] | None = None, /, **cases: Cases) -> list[Finding]:
+    def judge(
+        self, table: str, words: Mapping[str, str] | None = None, /, **cases: Mapping[str, Estimate | None]
+    ) -> list[Finding]:
         """Judge all claims of a table in claims.json, in their order.
 
         Args:

@@ -12,7 +12,7 @@ import shutil
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
-from functools import cache, partial
+from functools import cache
 from importlib import import_module
 from itertools import product
 from pathlib import Path
@@ -102,10 +102,14 @@ class Study:
 def register(paper: str, package: str, make_plan: Callable[[Study, Request], StudyPlan]) -> None:
     """Add the studies of a paper to the catalogue by name, each with its title."""
     for name, study in read_data(package, "studies")["studies"].items():
-        make = partial(Study, package, make_plan, **{key: value for key, value in study.items() if key != "title"})
+        fields = {key: value for key, value in study.items() if key != "title"}
+        make = _factory(Study(package, make_plan, **fields))
         make.__doc__ = study["title"]
-        make.__module__ = __name__
         method("study", name, paper, scales=SIZES)(make)
+
+
+def _factory(study: Study) -> Callable[[], Study]:
+    return lambda: study
 
 
 def expand(value: Any, values: Mapping[str, Sequence[Any]]) -> list[Any]:

@@ -56,10 +56,10 @@ def plan(study: Study, request: Request) -> StudyPlan:
         for seed in config.seeds:
             for step in steps:
                 data = datasets[step.data]
-                model = network_of(step, scale, options, data)
-                for defense in step.defenses if model is not None else ():
-                    setting = DgpSetting(run, scale, options, seed, step, data, model, defense)
-                    MEASURES.get(step.name, attack_updates)(setting)
+                if (model := network_of(step, scale, options, data)) is not None:
+                    for defense in step.defenses:
+                        setting = DgpSetting(run, scale, options, seed, step, data, model, defense)
+                        MEASURES.get(step.name, attack_updates)(setting)
 
     def tabulate(rows: Sequence[Row]) -> Tabulated:
         results = DgpResults(rows)

@@ -133,7 +133,8 @@ def network_of(step: Step, scale: Scale, options: Mapping[str, Any], data: Datas
 
 def stand_in(paper: str, scale: Scale, options: Mapping[str, Any]) -> str | None:
     """Return the stand-in for a network of the paper; None if the scale skips it. A user's model replaces all."""
-    return options.get("model") or scale.models.get(paper)
+    model: str | None = options.get("model") or scale.models.get(paper)
+    return model
 
 
 def load_datasets(steps: Sequence[Step], scale: Scale, options: Mapping[str, Any]) -> dict[str, Dataset]:

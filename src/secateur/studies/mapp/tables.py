@@ -135,7 +135,7 @@ class MappResults(Results[MappFederation]):
         return [(row.extra["data_size"], row.value or 0.0) for row in rows]
 
     def less(
-        self, one: MappFederation | None, other: MappFederation | None, metric: Any, than: Metric | None = None
+        self, one: MappFederation | None, other: MappFederation | None, metric: Any, than: Any = None
     ) -> Estimate | None:
         """Return one federation's metric less the other's.
 
