@@ -42,7 +42,7 @@ from secateur.metrics.nmi import nmi
 from secateur.pruning.masks import prune_lowest
 from secateur.runs.unfinished import NullWatcher
 from secateur.seeding import derive
-from secateur.studies.priprune.scale import of_first_writers
+from secateur.studies.priprune.federations import of_first_writers
 
 ROUNDS, PER_ROUND, TESTED = 400, 5, 3000
 LOCAL = LocalTraining(steps=1, loss=binary_cross_entropy)

@@ -24,7 +24,7 @@ from secateur.federated.client_training import binary_cross_entropy
 from secateur.interfaces import Batch, LossOf, Params
 from secateur.models.create import create
 from secateur.seeding import derive
-from secateur.studies.priprune.scale import of_first_writers
+from secateur.studies.priprune.federations import of_first_writers
 
 RATIOS = {"PruneFL": 15 / 2e-5, "SNIP": 1 / 2e-6, "Table A1, lowest": 5e3, "Table A1, highest": 7.5e6}
 RATE, BATCH = 0.25, 20

@@ -23,7 +23,7 @@ from secateur.defenses.priprune import LOGITS, STEPS, PriPrune, sample_withheld
 from secateur.defenses.withholding import SAVED, WITHHELD
 from secateur.errors import unknown
 from secateur.interfaces import Batch, ClientResult, LossOf, Mask, Params
-from secateur.studies.priprune.scale import WEIGHTS
+from secateur.studies.priprune.federations import WEIGHTS
 
 SMALL = 13_764  # weights of the network that is measured
 EDGE = 1e-4  # how near alpha comes to 0 and 1 where it is drawn or stepped itself

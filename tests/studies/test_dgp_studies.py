@@ -1,7 +1,6 @@
 """Studies of dgp: a table follows from its rows by hand; tiny ones run from the command line to their tables."""
 
 import json
-from dataclasses import replace
 
 import pytest
 import torch
@@ -12,14 +11,15 @@ from secateur.errors import WrongInput
 from secateur.experiments.invert import ClientExposure
 from secateur.runs.folder import load_figures, load_rows
 from secateur.runs.rows import Row, select_comparable
-from secateur.studies.dgp import PARTS, cost, extensions, merge_steps, select_attackers, tables, theory
+from secateur.studies.dgp import OPTIONAL, PARTS, cost, extensions, merge_steps, tables, theory
 from secateur.studies.dgp.extensions import broadcast_lines, guess_label, judge_broadcast
-from secateur.studies.dgp.results import AttackKey, DgpResults
-from secateur.studies.dgp.steps import SCALES, attack_texts
-from secateur.studies.study import scale_of, select_steps
+from secateur.studies.dgp.steps import Step, attack_texts
+from secateur.studies.dgp.tables import AttackKey, DgpResults
+from secateur.studies.study import read_scales, scale_of, select_steps
 from secateur.studies.table import find_printed
 
 NARROW = 0.001
+SCALES = read_scales("dgp")
 
 
 def row(metric, value, defense="none", model="resnet18", attack=None, dataset="cifar10", seed=0, **extra):
@@ -292,8 +292,8 @@ def test_full_is_the_papers_setting():
     full = SCALES["full"]
     assert (full.targets, full.iterations, full.users, full.epochs, full.examples) == (20, 2500, 10, None, None)
     assert full.models["resnet18"] == "resnet18" and full.data["cifar100"] == "cifar100"
-    assert scale_of(SCALES, "tiny", ["targets=1", "learning_rate=0.2"]).targets == 1
-    assert scale_of(SCALES, "tiny", ["learning_rate=2e-1", "augment=true", "in_out=0"]).learning_rate == 0.2
+    assert scale_of("dgp", "tiny", ["targets=1", "learning_rate=0.2"]).targets == 1
+    assert scale_of("dgp", "tiny", ["learning_rate=2e-1", "augment=true", "in_out=0"]).learning_rate == 0.2
 
 
 def test_every_result_of_the_paper_is_a_study():
@@ -352,36 +352,34 @@ def test_a_study_without_pictures_and_one_of_two_models_with_all_of_them(tmp_pat
 
 
 def test_a_part_of_a_study_is_for_a_machine_of_its_own():
-    steps = catalogue.find("study", "dgp-table1").make().steps
+    steps = catalogue.find("study", "dgp-table1").make().read_steps(Step)
     left, others = select_steps(steps, ["steps=ig,training", "defenses=none,dgp+error-feedback", "epochs=3"], PARTS)
-    assert [type(step).__name__ for step in left] == ["AttackStep", "AttackStep", "TrainingStep"] and others == [
-        "epochs=3"
-    ]
+    assert [step.name for step in left] == ["ig", "ig", "training"] and others == ["epochs=3"]
     assert left[0].defenses == ("none",) and left[2].defenses == ("none", "dgp+error-feedback")
-    assert select_attackers(*select_steps(steps, [], PARTS)) == (list(steps), [])
-    plain, _ = select_attackers(steps, ["adaptive=none"])
-    few, _ = select_attackers(*select_steps(steps, ["adaptive=mask,support", "steps=ig"], PARTS))
+    assert select_steps(steps, [], PARTS, OPTIONAL) == (list(steps), [])
+    plain, _ = select_steps(steps, ["adaptive=none"], PARTS, OPTIONAL)
+    few, _ = select_steps(steps, ["adaptive=mask,support", "steps=ig"], PARTS, OPTIONAL)
     assert {step.adaptive for step in plain[:5]} == {()} and few[0].adaptive == ("support", "mask")
     assert list(attack_texts("ig", "dgp", SCALES["tiny"], few[0].adaptive))[1:] == ["ig:iterations=12:adaptive=support"]
     with pytest.raises(WrongInput, match="adaptive"):
-        select_attackers(steps, ["adaptive=nobody"])
+        select_steps(steps, ["adaptive=nobody"], PARTS, OPTIONAL)
     for nothing in ("steps=deep-leakage", "defenses"):
         with pytest.raises(WrongInput, match=r"r-gap.*training.*soteria"):
             select_steps(steps, [nothing], PARTS)
-    ratios, _ = select_steps(catalogue.find("study", "dgp-table2").make().steps, ["defenses=dgp"], PARTS)
+    ratios, _ = select_steps(catalogue.find("study", "dgp-table2").make().read_steps(Step), ["defenses=dgp"], PARTS)
     assert all("dgp:k1=" in defense for step in ratios for defense in step.defenses)  # a name stands for its settings
 
 
 def test_steps_that_a_given_network_makes_the_same_are_one():
-    steps, full = catalogue.find("study", "dgp-fig4").make().steps, SCALES["full"]
+    steps, full = catalogue.find("study", "dgp-fig4").make().read_steps(Step), SCALES["full"]
     assert merge_steps(steps, full, {}) == steps and len(steps) == 8
-    assert merge_steps(steps, full, {"model": "lenet-zhu"}) == (steps[0], steps[4])  # two data sets
+    assert merge_steps(steps, full, {"model": "lenet-zhu"}) == [steps[0], steps[4]]  # two data sets
     assert merge_steps(steps, full, {"model": "lenet-zhu", "data": "digits"}) == steps[:1]
     assert merge_steps(steps, SCALES["tiny"], {}) == steps[:4]  # digits stand for both data sets
 
 
 def test_what_takes_too_long_is_left_out_with_a_sentence(tmp_path, capsys, monkeypatch):
-    monkeypatch.setitem(SCALES, "tiny", replace(SCALES["tiny"], untrained=("dgp",), epochs=1, targets=1, iterations=1))
+    monkeypatch.setitem(SCALES, "tiny", SCALES["tiny"].change(untrained=("dgp",), epochs=1, targets=1, iterations=1))
     assert main(["reproduce", "dgp-fig2", "--scale", "tiny", "--out", str(tmp_path / "fig2")]) == 0
     printed = capsys.readouterr().out
     assert "not trained: training under dgp takes too long for this scale" in printed

@@ -17,21 +17,23 @@ from secateur.federated.augment import crop_and_flip
 from secateur.federated.submodels.federation import SubmodelFederation
 from secateur.runs.folder import load_figures, load_rows, open_run
 from secateur.runs.rows import Row, select_comparable
-from secateur.studies.mapp import RIVALS, _large, federations, tables
+from secateur.studies.mapp import federations, tables
 from secateur.studies.mapp.federations import (
-    SCALES,
     Case,
     MappRunner,
+    cases_of,
     load_data,
     shares_of,
     terms_of,
     with_augmentation,
 )
-from secateur.studies.mapp.results import ACCURACY, YEOM, MappFederation, MappResults, Metric, Query
-from secateur.studies.study import Request, scale_of
+from secateur.studies.mapp.tables import ACCURACY, YEOM, MappFederation, MappResults, Metric, Query
+from secateur.studies.study import Request, read_scales, scale_of
 from secateur.studies.table import find_printed
 
 NARROW = 0.001
+SCALES = read_scales("mapp")
+RIVALS = ("fdropout", "heterofl", "mapp-fl")
 SIZES = tuple(find_printed("mapp", "table_2", "sizes"))
 
 
@@ -103,15 +105,15 @@ def test_the_papers_setting(cifar_labels):
 
 
 def test_a_scale_can_be_changed_and_wrong_changes_are_refused():
-    scale = scale_of(SCALES, "full", ["rounds=60", "large=0+1+2+5+9"])
-    assert (scale.rounds, scale.large) == (60, (0, 1, 2, 5, 9))
+    scale = scale_of("mapp", "full", ["rounds=60", "large=0+1+2+5+9"])
+    assert (scale.rounds, scale.large) == (60, [0, 1, 2, 5, 9])
     for wrong in ("rounds=-1", "rounds=1+2", "data=mnist", "round=3", "large=a", "augment=1", "rounds=true"):
         with pytest.raises(WrongInput, match=wrong.partition("=")[0]):
-            scale_of(SCALES, "tiny", [wrong])
+            scale_of("mapp", "tiny", [wrong])
     zeros = [f"{name}=0" for name in ("rounds", "updates", "shuffles", "patience", "threads", "at_once")]
     for wrong in (*zeros, "large=0+11", "units=16+3", "shadows=3"):  # none is found out after hours of work
         with pytest.raises(WrongInput, match=r"is not allowed; (must be|use 8, 16, 32, 64, several|use 0, 1, 2)"):
-            scale_of(SCALES, "tiny", [wrong])
+            scale_of("mapp", "tiny", [wrong])
 
 
 # Tables ----------------------------------------------------------------------------------------------------------
@@ -169,11 +171,12 @@ def test_kept_cells_are_lines_of_their_own_and_judge_nothing(cifar_labels):
     assert zero.paper and not keep.paper and keep.cells["server_accuracy"].value == pytest.approx(0.8)
     assert said(tables.by_large(MappResults(rows))[1], "MaPP-FL's server is worse") == "supported"  # the zeroed one
     for name in ("mapp-fig3", "mapp-table4"):
-        cases = catalogue.find("study", name).make().cases(SCALES["tiny"])
+        cases = cases_of(catalogue.find("study", name).make(), SCALES["tiny"])
         kept = [case for case in cases if case.uncovered == "keep"]
         assert [(case.submodels, case.large) for case in kept] == [(rule, 0) for rule in RIVALS]
     assert terms_of(kept[0], SCALES["tiny"], cifar_labels, 0).uncovered == "keep"
-    assert not [case for case in _large(replace(SCALES["tiny"], large=(2,))) if case.uncovered == "keep"]
+    few = cases_of(catalogue.find("study", "mapp-table4").make(), SCALES["tiny"].change(large=[2]))
+    assert few and not [case for case in few if case.uncovered == "keep"]
 
 
 def test_coupling_layer_by_layer():
@@ -188,7 +191,7 @@ def test_less_data_means_more_exposure_over_the_clients_of_all_draws():
     advantages = [0.01, 0.02, 0.021, 0.022, 0.03, 0.035, 0.05, 0.051, 0.06, 0.2]
     rows = federation("none", (0.7, 0.01), [(0.6, x) for x in advantages], sizes=[*SIZES[:9], 90], model="mapp-cnn-8")
     rows += federation("none", (0.8, 0.02), [(0.7, 2 * x) for x in advantages], sizes=[*SIZES[:9], 90])
-    lines, findings = tables.complexity(MappResults(rows), 400)
+    lines, findings = tables.complexity(MappResults(rows, 400))
     assert lines[0].cells["r"].value < -0.9 and lines[0].cells["excluded"] == "1" and lines[0].paper == "-0.62"
     assert said(findings, "r of log10") == "supported"
     assert said(findings, "advantage rises with the model's size") == "supported"
@@ -229,11 +232,11 @@ def test_yeoms_thresholds_count_once_where_scores_are_ranked():
     )
     assert ranked.measured.startswith("2 of 2") and ranked.verdict == "supported"
     assert placed.measured.startswith("3 of 3") and placed.verdict == "supported"
-    assert set(ways) < set(catalogue.find("study", "mapp-attackers").make().attacks)
+    assert set(ways) < set(cases_of(catalogue.find("study", "mapp-attackers").make(), SCALES["tiny"])[0].attacks)
 
 
 def test_table_5_has_both_readings_of_osm():
-    names = [case.submodels for case in catalogue.find("study", "mapp-table5").make().cases(SCALES["tiny"])]
+    names = [case.submodels for case in cases_of(catalogue.find("study", "mapp-table5").make(), SCALES["tiny"])]
     assert {"osm", "osm:reading=paper"} < set(names) and len(names) == len(set(names)) + 1  # FedAvg has two sizes
 
 
@@ -305,24 +308,24 @@ def test_crops_and_flips_where_the_public_code_has_them_unless_one_says_otherwis
     digits = load_data(SCALES["tiny"], {})
     cifar = replace(digits, name="cifar10")
     for scale in SCALES:
-        assert with_augmentation(scale_of(SCALES, scale, []), cifar).augment is True
-        assert with_augmentation(scale_of(SCALES, scale, []), digits).augment is False
-        assert with_augmentation(scale_of(SCALES, scale, ["augment=false"]), cifar).augment is False
-        assert with_augmentation(scale_of(SCALES, scale, ["augment=true"]), digits).augment is True
+        assert with_augmentation(scale_of("mapp", scale, []), cifar).augment is True
+        assert with_augmentation(scale_of("mapp", scale, []), digits).augment is False
+        assert with_augmentation(scale_of("mapp", scale, ["augment=false"]), cifar).augment is False
+        assert with_augmentation(scale_of("mapp", scale, ["augment=true"]), digits).augment is True
 
 
 def test_crops_and_flips_are_stated(tmp_path, capsys):
     printed = reproduced(capsys, tmp_path, "mapp-fig1", "--set", "examples=600", "--set", "augment=true")
     assert "augmentation crop and flip" in printed
     assert all(row.extra["augment"] for row in load_rows(tmp_path))
-    data, scale = load_data(SCALES["tiny"], {}), scale_of(SCALES, "tiny", ["augment=true"])
+    data, scale = load_data(SCALES["tiny"], {}), scale_of("mapp", "tiny", ["augment=true"])
     terms = terms_of(Case("local"), scale, data, 0)
     assert terms.local.augment == crop_and_flip(data) and terms.local.batch_size == scale.batch_size
 
 
 def held(folder, cases, seeds=(0,), **changes):
     """The rows of federations that a run had or has run."""
-    size = replace(SCALES["tiny"], **({"rounds": 1, "examples": 600} | changes))
+    size = SCALES["tiny"].change(**({"rounds": 1, "examples": 600} | changes))
     with open_run(folder, "study", {}) as run:
         MappRunner(run, size, load_data(size, {}), torch.device("cpu"), [choice("attack", "yeom")]).run_all(
             cases, seeds

@@ -11,15 +11,23 @@ from secateur.cli import main
 from secateur.data.dataset import Dataset
 from secateur.errors import WrongInput
 from secateur.runs.rows import Row
-from secateur.studies.priprune import PARTS, tables
+from secateur.studies.priprune import tables
+from secateur.studies.priprune.federations import (
+    PARTS,
+    Federations,
+    PripruneSetting,
+    of_first_writers,
+    read_scale,
+    values_of,
+)
 from secateur.studies.priprune.results import PripruneResults, short_attack
-from secateur.studies.priprune.scale import SCALES, Federations, PripruneSetting, of_first_writers, scale_of
-from secateur.studies.study import select_steps
+from secateur.studies.study import read_scales, select_steps
 from secateur.studies.table import find_printed
 
 OWN = ["fig3", "fig6", "fig8", "table2", "fig9", "tablea1", "figa1", "figa2", "figa3", "figa4", "figa5"]
 OURS = ["alpha", "defenses"]
 TESTED = {"qmnist": 10_000}
+SCALES = read_scales("priprune")
 
 
 def row(metric, value, base="prunefl", defense="none", attack=None, round=2, client=None, rate=0.3, **extra):
@@ -94,7 +102,7 @@ def test_the_papers_setting():
     (own,) = setting.configs(Federations(("snip",), ("priprune+dp",), view="sum"))
     assert str(own.config.defense[0]) == "priprune:accuracy=10.0:privacy=1.0:sharing=2e-06+dp"
     assert own.config.view == "sum" and config.view == "update"
-    covered = PripruneSetting(scale_of("full", ["coverage=true"]), {}, [0], ("femnist",), data)
+    covered = PripruneSetting(read_scale("full", ["coverage=true"]), {}, [0], ("femnist",), data)
     (own,) = covered.configs(Federations())
     assert config.averaging == "weighted" and own.config.averaging == "coverage"
 
@@ -125,7 +133,7 @@ def test_given_data_stand_for_what_they_look_like():
     )
     assert list(both.configs(Federations())) == []  # coloured: not FEMNIST's
     (own,) = both.configs(Federations(data="cifar10"))
-    assert own.config.data == "x.npz" and own.paper == "cifar10"
+    assert own.config.data == "x.npz" and own.step.data == "cifar10"
     assert len(list(alone.configs(Federations()))) == 1
 
 
@@ -140,12 +148,12 @@ def test_the_first_writers():
 @pytest.mark.parametrize("wrong", ["rates=1", "rounds", "rounds=0", "attacked=30", "iterations=1.5"])
 def test_what_cannot_be_set(wrong):
     with pytest.raises(WrongInput):
-        scale_of("tiny", [wrong])
-    assert scale_of("tiny", ["rounds=6", "learning_rate=1"]).rounds == 6
+        read_scale("tiny", [wrong])
+    assert read_scale("tiny", ["rounds=6", "learning_rate=1"]).rounds == 6
 
 
 def test_a_part_of_a_study_for_a_machine_of_its_own():
-    all_of_it = catalogue.find("study", "priprune-fig8").make().steps(SCALES["full"])
+    all_of_it = catalogue.find("study", "priprune-fig8").make().read_steps(Federations, **values_of(SCALES["full"]))
     chosen = ["bases=prunefl", "defenses=none, pseudo-largest:rate=0.3", "rounds=3"]
     (left,), others = select_steps(all_of_it, chosen, PARTS)
     assert left.bases == ("prunefl",) and left.defenses == ("none", "pseudo-largest:rate=0.3")
@@ -155,7 +163,7 @@ def test_a_part_of_a_study_for_a_machine_of_its_own():
     assert select_steps(all_of_it, [], PARTS) == (list(all_of_it), [])
     with pytest.raises(WrongInput, match="its bases are prunefl, its defenses are none, priprune, pseudo-largest"):
         select_steps(all_of_it, ["bases=snip"], PARTS)
-    both = catalogue.find("study", "priprune-fig3").make().steps(SCALES["full"])
+    both = catalogue.find("study", "priprune-fig3").make().read_steps(Federations, **values_of(SCALES["full"]))
     (left,), _ = select_steps(both, ["broadcast=dense", "bases=snip"], PARTS)
     assert left.broadcast == "dense" and len(left.bases) == len(SCALES["full"].rates)
 

@@ -15,11 +15,11 @@ from secateur.runs.folder import open_run
 from secateur.runs.rows import Row
 from secateur.studies.priprune import theory
 from secateur.studies.priprune.results import PripruneResults
-from secateur.studies.priprune.scale import SCALES
 from secateur.studies.priprune.theory import bound, tabulate, terms_by_name
 from secateur.theory.mutual_information import gradient_spectrum, single_round, single_round_prunefl, spectrum_of
 
 D = {"conv-1": 400, "conv-2": 600}
+EXAMPLES = 8  # of a client, for the covariance
 
 
 def attacked(nmi, psnr=10.0, base="snip", rate=0.3, batch=4, model="conv-2", round=2, seed=0, bits=50.0, data="qmnist"):
@@ -114,7 +114,7 @@ def test_rank_correlation_is_spearmans():
 # Tables --------------------------------------------------------------------------------------------------------
 def test_what_falls_and_what_rises_with_the_rate():
     rows = [row for base in ("snip", "prunefl") for row in by_rate(base)]
-    lines, findings = tabulate(RATE)(PripruneResults(rows, {}))
+    lines, findings = tabulate((RATE,), PripruneResults(rows, {}))
     assert len(lines) == 10 and {line.part for line in lines} == {"By pruning rate p"}
     third = next(line for line in lines if line.labels["pruning rate p"] == "0.3" and line.labels["base"] == "prunefl")
     assert third.cells["NMI (256 levels)"].value == pytest.approx(0.425) and third.cells["d*"].value == 7
@@ -129,7 +129,7 @@ def test_what_falls_and_what_rises_with_the_rate():
 
 def test_leakage_that_does_not_rise_with_rounds_is_said_so():
     rows = [row for t in range(1, 9) for row in attacked(0.5 - t / 40, round=t)]
-    lines, findings = tabulate(ROUNDS)(PripruneResults(rows, {}))
+    lines, findings = tabulate((ROUNDS,), PripruneResults(rows, {}))
     assert lines[2].cells["corrected x T"].value == 150
     found = verdicts(findings)
     assert found["leakage rises with the round T: NMI, 256 levels"] == "not supported"
@@ -137,7 +137,7 @@ def test_leakage_that_does_not_rise_with_rounds_is_said_so():
 
 
 def test_one_point_decides_nothing():
-    lines, findings = tabulate(RATE, BATCH)(PripruneResults(attacked(0.4), {}))
+    lines, findings = tabulate((RATE, BATCH), PripruneResults(attacked(0.4), {}))
     assert not lines and {finding.verdict for finding in findings} == {"undecided"}
 
 
@@ -151,17 +151,17 @@ def config():
 
 @pytest.mark.parametrize("base", ["snip:rate=0.5", "prunefl:every=2:iterations=2:samples=10"])
 def test_the_terms_are_those_of_the_model_that_clients_receive(config, base, tmp_path):
-    (data, device), chosen, scale = load_data(config), base_pruning(base), SCALES["tiny"]
+    (data, device), chosen = load_data(config), base_pruning(base)
     with open_run(tmp_path, "study", {}) as run:
-        bound(scale, run, config, data, device, 0, chosen)
+        bound(EXAMPLES, run, config, data, device, 0, chosen)
         again = len(list((tmp_path / "artifacts").iterdir()))
-        bound(scale, run, config, data, device, 0, chosen)  # kept
+        bound(EXAMPLES, run, config, data, device, 0, chosen)  # kept
         assert len(list((tmp_path / "artifacts").iterdir())) == again == 1
     first = {row.metric: row.value for row in run.rows[: len(run.rows) // 2] if row.extra["at_round"] == 1}
     terms, net = build_spec(config, data, 0, chosen, config.defense[0]), network_of(config, data, 0)
     start = Federation(net, data, terms, 0)
     client = run.rows[0].extra["client"]
-    batch = start.train.take(terms.shares[client][: scale.leaking.examples])
+    batch = start.train.take(terms.shares[client][:EXAMPLES])
     spectrum = gradient_spectrum(net, start.model(), batch, start.server.mask, terms.local.loss)
     weights = sum(keep.numel() for keep in start.server.mask.values())
     rate = 1 - start.server.density
@@ -169,7 +169,7 @@ def test_the_terms_are_those_of_the_model_that_clients_receive(config, base, tmp
     forms = single_round_prunefl(spectrum, 4, weights) if adaptive else single_round(spectrum, 4, rate, weights)
     for name, value in terms_by_name(forms).items():
         assert first[name] == pytest.approx(value)
-    assert first["rank"] == spectrum.rank <= scale.leaking.examples - 1
+    assert first["rank"] == spectrum.rank <= EXAMPLES - 1
     assert first["corrected_rounds"] == pytest.approx(first["corrected_total"])  # one round
     assert {row.extra["at_round"] for row in run.rows} == {1, 2}
 
@@ -181,7 +181,7 @@ def test_a_federation_that_diverged_has_a_note_and_no_bound(config, tmp_path, mo
     monkeypatch.setattr(theory, "gradient_spectrum", astray)
     data, device = load_data(config)
     with open_run(tmp_path, "study", {}) as run:
-        bound(SCALES["tiny"], run, config, data, device, 0, base_pruning("snip"))
+        bound(EXAMPLES, run, config, data, device, 0, base_pruning("snip"))
     assert len(run.rows) == 4 and all(row.value is None and "not finite" in row.note for row in run.rows)
 
 
@@ -190,10 +190,10 @@ def test_attack_and_theory_meet_in_one_run_and_on_its_page(config, tmp_path):
     with open_run(tmp_path, "study", {}) as run:
         for text in rates:
             FederateExperiment(config, run, data, device).measure([0], base_pruning(text), config.defense[0])
-            bound(SCALES["tiny"], run, config, data, device, 0, base_pruning(text))
+            bound(EXAMPLES, run, config, data, device, 0, base_pruning(text))
     known = updates(run.rows)
     assert len(known) == 4 and all({"nmi_256", "nmi_100", "psnr", "printed_total"} <= set(x) for x in known.values())
-    lines, _ = tabulate(RATE)(PripruneResults(run.rows, {}))
+    lines, _ = tabulate((RATE,), PripruneResults(run.rows, {}))
     assert [line.labels["pruning rate p"] for line in lines] == ["0.2", "0.8"]
     views = draw_theory(run.rows)
     assert [view.label for view in views] == ["pruning rate p, conv-1 on digits, batch 4"]

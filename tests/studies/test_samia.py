@@ -13,17 +13,20 @@ from secateur.metrics.membership import Estimate
 from secateur.runs.rows import Row
 from secateur.studies.claims import equals, format_estimate, judge, verdict
 from secateur.studies.results import AuditResults, VictimKey
-from secateur.studies.samia import SCALES, AuditStudy
+from secateur.studies.samia import AuditStep
 from secateur.studies.samia.attacks import (
     compare_attacks,
+    face_adaptive,
+    face_plain,
     gaps,
+    marks,
     risk_by_accuracy,
     risk_by_sparsity,
     vary_pruning,
     vary_sparsity,
 )
 from secateur.studies.samia.behaviour import by_class, by_class_defended, histograms, histograms_defended, utility
-from secateur.studies.samia.defenses import face_adaptive, face_plain, marks
+from secateur.studies.study import read_scales
 from secateur.studies.table import StudyTable, TableLine, sparkline
 
 ORIGINAL = ("none", 0.0, "basic")
@@ -323,19 +326,19 @@ def test_a_table_as_text_and_as_rows():
 
 # Settings ------------------------------------------------------------------------------------------------------
 def test_full_is_the_papers_setting():
-    study = catalogue.find("study", "samia-fig16").make()
+    (study,) = catalogue.find("study", "samia-fig16").make().read_steps(AuditStep)
     fields = study.settings("full", {})
     assert (fields["data"], fields["model"], fields["shadows"]) == ("cifar10", "resnet18-pool", 5)
     assert fields["sparsity"] == [0.6] and len(fields["pruner"]) == 4
     assert len(fields["defense"]) == 1 + 5 + 6 + 5
     assert "samia:early_stopping=false" in fields["attack"]
     assert "train" not in fields  # the paper's own epochs
-    assert AuditStudy(utility).settings("full", {})["sparsity"] == [0.5, 0.6, 0.7, 0.8, 0.9]
-    assert SCALES["full"].experiments == 20
+    assert AuditStep().settings("full", {})["sparsity"] == [0.5, 0.6, 0.7, 0.8, 0.9]
+    assert read_scales("samia")["full"].experiments == 20
 
 
 def test_small_on_tables_and_on_images():
-    study = catalogue.find("study", "samia-fig8").make()
+    (study,) = catalogue.find("study", "samia-fig8").make().read_steps(AuditStep)
     table, images = study.settings("small", {}), study.settings("small", {"data": "cifar10"})
     assert (table["data"], table["model"], table["pruner"]) == ("location", "mlp", ["l1-unstructured"])
     assert images["model"] == "resnet18-w16" and images["shadows"] < 5 and len(images["pruner"]) == 4

@@ -9,15 +9,13 @@ from secateur import catalogue
 from secateur.cli import main
 from secateur.runs.folder import load_figures, load_rows
 from secateur.studies.claims import NOT_SUPPORTED, SUPPORTED, UNDECIDED
-from secateur.studies.dgp import UpdateStudy
 from secateur.studies.dgp.extensions import HELD, LISTENED
-from secateur.studies.dgp.results import DgpResults
-from secateur.studies.dgp.tables import LEFT_OUT, RECOVERED, TRAINED, left_out_lines
+from secateur.studies.dgp.tables import LEFT_OUT, RECOVERED, TRAINED, DgpResults, left_out_lines
 from secateur.studies.results import AuditResults
-from secateur.studies.samia import SCALES, AuditStudy
+from secateur.studies.study import Study, read_scales
 
 pytestmark = pytest.mark.system
-TINY = SCALES["tiny"]
+TINY = read_scales("samia")["tiny"]
 NAMES = [name for name in catalogue.methods("study") if name.startswith("samia-")]
 OF_UPDATES = [name for name in catalogue.methods("study") if name.startswith("dgp-")]
 MATRIX = (1 + len(TINY.sparsity)) * len(TINY.pruners)  # lines of targets, the original included for every pruner
@@ -47,7 +45,7 @@ LINES = {
 def test_a_tiny_study(name, tmp_path, capsys):
     assert main(["reproduce", name, "--scale", "tiny", "--out", str(tmp_path), "--json"]) == 0
     rows = json.loads(capsys.readouterr().out)
-    study: AuditStudy = catalogue.find("study", name).make()
+    study: Study = catalogue.find("study", name).make()
     lines, findings = study.tabulate(AuditResults(load_rows(tmp_path), load_figures(tmp_path)))
     assert len(lines) == LINES[name]
     assert findings
@@ -112,7 +110,7 @@ PARTS = {  # lines of a study of dgp by the part of the table that they stand in
 def test_a_tiny_study_of_updates(name, tmp_path, capsys):
     assert main(["reproduce", name, "--scale", "tiny", "--out", str(tmp_path), "--json"]) == 0
     rows = json.loads(capsys.readouterr().out)
-    study: UpdateStudy = catalogue.find("study", name).make()
+    study: Study = catalogue.find("study", name).make()
     found = DgpResults(load_rows(tmp_path))
     lines, findings = study.tabulate(found)
     lines = [*lines, *left_out_lines(found)]

@@ -8,14 +8,15 @@ import pytest
 from secateur.cli import main
 from secateur.evaluation.theory_curves import THEORY, updates
 from secateur.runs.folder import load_rows
-from secateur.studies.priprune.scale import CIFAR10, FEMNIST, SCALES
+from secateur.studies.priprune.results import CIFAR10, FEMNIST
+from secateur.studies.study import read_scales
 
 pytestmark = pytest.mark.system
-TINY_GRID = SCALES["tiny"].leaking
-BASES = len(TINY_GRID.bases)
+TINY_GRID = read_scales("priprune")["tiny"].leaking
+BASES = len(TINY_GRID["bases"])
 RATES, BATCHES, NETWORKS = (
     [len(varied[data]) for data in (FEMNIST, CIFAR10)]
-    for varied in (TINY_GRID.rates, TINY_GRID.batches, TINY_GRID.networks)
+    for varied in (TINY_GRID["rates"], TINY_GRID["batches"], TINY_GRID["networks"])
 )
 LINES = {
     "priprune-fig2": {"pruning rate p": BASES * RATES[0]},
@@ -39,6 +40,6 @@ def test_a_tiny_study_of_theory(name, tmp_path, capsys):
         {"nmi_256_chance", "ami_100", "printed_total", "corrected_total"} <= set(x) for x in known.values()
     )
     ranks = [row.value for row in load_rows(tmp_path) if row.metric == "rank" and row.extra["study"] == THEORY]
-    assert max(ranks) == TINY_GRID.examples - 1
+    assert max(ranks) == TINY_GRID["examples"] - 1
     assert "This scale shows that the study runs, not what is true" in (tmp_path / "table.md").read_text()
     assert "Theory beside measurement" in (tmp_path / "report.html").read_text()

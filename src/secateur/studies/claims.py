@@ -1,6 +1,7 @@
 """Verdicts on a paper's claims by measured intervals: supported, not supported, or undecided.
 
-Claims are data: a paper's claims.json has the words, need, bound and unit of every claim, by table and name.
+Claims are data: a paper's claims.json has the words, need, bound and unit of every claim, by table and name. It also
+has the two keys of the results that a claim compares (`Results.judge`).
 """
 
 from __future__ import annotations
@@ -11,7 +12,6 @@ from dataclasses import dataclass
 from typing import Literal
 
 from secateur.metrics.membership import Estimate
-from secateur.studies import read_data
 
 SUPPORTED, NOT_SUPPORTED, UNDECIDED = "supported", "not supported", "undecided"
 Need = Literal["most", "every", "some"]
@@ -39,25 +39,6 @@ def judge(
     above = sum(case.low > bound for case in known.values())
     against = sum(case.high <= bound for case in known.values())
     return Finding(claim, _describe(known, above, against, unit), verdict(above, against, len(known), need))
-
-
-def judge_claims(
-    paper: str, table: str, words: Mapping[str, str] | None = None, /, **cases: Mapping[str, Estimate | None]
-) -> list[Finding]:
-    """Judge claims of a table by their cases, in this order.
-
-    Args:
-        paper: The package of the paper, which has the claims.
-        table: The table in the file of claims.
-        words: Texts for the placeholders of the claims and their units.
-        cases: Cases by the name of their claim.
-    """
-    findings = []
-    for name, measured in cases.items():
-        claim = read_data(paper, "claims")[table][name]
-        texts = {part: claim.get(part, "points").format(**words or {}) for part in ("claim", "unit")}
-        findings.append(judge(cases=measured, need=claim.get("need", "most"), bound=claim.get("bound", 0.0), **texts))
-    return findings
 
 
 def verdict(above: int, against: int, cases: int, need: Need = "most") -> str:

@@ -1,4 +1,4 @@
-"""Results of a study: its rows by key, with means and differences over seeds; the results of an audit.
+"""Results of a study: its rows by key, with means and differences over seeds, and claims; the results of an audit.
 
 A key is a record of the settings that rows are measured in, such as a model or a federation. Each paper's results have
 a key of their own.
@@ -11,13 +11,15 @@ from collections.abc import Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from operator import sub
-from typing import Any, Generic, NamedTuple, TypeVar
+from typing import Any, ClassVar, Generic, NamedTuple, TypeVar
 
 from secateur.catalogue import name_of
 from secateur.metrics.estimates import Measure, combine, mean
 from secateur.metrics.membership import Estimate
 from secateur.report.summary import estimate
 from secateur.runs.rows import Row
+from secateur.studies import read_data
+from secateur.studies.claims import Cases, Finding, judge
 
 K = TypeVar("K", bound=tuple[Any, ...])
 
@@ -27,6 +29,7 @@ class Results(ABC, Generic[K]):
     """The rows of one study by key, metric and attack."""
 
     rows: Sequence[Row]
+    paper: ClassVar[str]  # the package that has the claims
 
     @abstractmethod
     def key_of(self, row: Row) -> K | None:
@@ -82,15 +85,23 @@ class Results(ABC, Generic[K]):
         return list(dict.fromkeys(attack for cell in cells for _, attack in cell if attack is not None))
 
     def select(self, **labels: Any) -> Iterator[K]:
-        """Yield the keys with these labels; a defense is named without settings (priprune+dp)."""
+        """Yield the keys with these labels; a list has all values that a label may have."""
         for key in self.cells:
-            if all(value == self.label(key, name) for name, value in labels.items()):
+            if all(self.label(key, x) in (y if isinstance(y, list) else [y]) for x, y in labels.items()):
                 yield key
 
     def label(self, key: K, name: str) -> Any:
-        """Return a label of a key, as `select` compares it."""
+        """Return a label of a key, as `select` compares it; a defense is named without settings (priprune+dp)."""
         value = getattr(key, name)
-        return names_of(value) if name == "defense" else value
+        return self.name_defense(value) if name == "defense" else value
+
+    def name_defense(self, defense: str) -> str:
+        """Return the name by which `select` knows a defense."""
+        return names_of(defense)
+
+    def title(self, key: K) -> str:
+        """Return the name of a key among the cases of a claim."""
+        return str(getattr(key, "title", key))
 
     def one(self, **labels: Any) -> K | None:
         """Return the first key with these labels; None if there is none."""
@@ -98,8 +109,50 @@ class Results(ABC, Generic[K]):
 
     def other(self, key: K, **changes: Any) -> K | None:
         """Return the key that differs from another by these labels alone; None if there is none."""
-        labels: Any = key
-        return self.one(**(labels._asdict() | changes))
+        names: Sequence[str] = getattr(key, "_fields", ())
+        return self.one(**({name: self.label(key, name) for name in names} | changes)) if changes else key
+
+    def contrast(self, one: K | None, other: K | None, metric: str, case: str) -> Cases:
+        """Return the metric of one key less that of another, as one or more cases of a claim."""
+        return {case: self.less(one, other, metric)}
+
+    def compare(self, claim: Mapping[str, Any], words: Mapping[str, str]) -> Cases:
+        """Return the cases of a claim: a metric of two keys, for each key with the labels of `each`.
+
+        `higher` and `lower` are the labels in which the two differ from that key, or the name of a related key.
+        """
+        cases: Cases = {}
+        for key in self.select(**claim["each"]):
+            one, other = (self._find_related(key, claim.get(side, {})) for side in ("higher", "lower"))
+            case = claim.get("case", "{title}").format(key=key, title=self.title(key))
+            cases |= self.contrast(one, other, claim["metric"].format(**words), case)
+        return cases
+
+    def _find_related(self, key: K, related: str | Mapping[str, Any]) -> K | None:
+        if isinstance(related, str):
+            other: K = getattr(key, related)
+            return other
+        return self.other(key, **{x: y.format(key=key) if isinstance(y, str) else y for x, y in related.items()})
+
+    def judge(
+        self, table: str, words: Mapping[str, str] | None = None, /, **cases: Mapping[str, Estimate | None]
+    ) -> list[Finding]:
+        """Judge all claims of a table in claims.json, in their order.
+
+        Args:
+            table: The table.
+            words: Texts for the placeholders of the claims.
+            cases: Cases of the claims that do not say what they compare, by the name of the claim.
+        """
+        findings, texts = [], words or {}
+        for name, claim in read_data(self.paper, "claims")[table].items():
+            measured = cases[name] if name in cases else self.compare(claim, texts)
+            unit = claim.get("unit", "points").format(**texts)
+            finding = judge(
+                claim["claim"].format(**texts), measured, claim.get("need", "most"), claim.get("bound", 0.0), unit
+            )
+            findings.append(finding)
+        return findings
 
 
 def names_of(defense: str) -> str:
@@ -123,20 +176,36 @@ class VictimKey(NamedTuple):
     @property
     def title(self) -> str:
         """Title of the model for readers."""
-        if self.pruner == "none":
+        if not self.pruned:
             return f"original ({self.original})" if self.original else "original"
         return f"{self.pruner} {self.sparsity:g}" + ("" if self.defense == "basic" else f" {self.defense}")
+
+    @property
+    def pruned(self) -> bool:
+        """True if the model is no original."""
+        return self.pruner != "none"
 
     @property
     def source(self) -> VictimKey:
         """The original that the model was pruned from."""
         return VictimKey("none", 0.0, "basic", self.original)
 
+    @property
+    def defended(self) -> bool:
+        """True if a pruned model has a defense."""
+        return self.defense != "basic"
+
+    @property
+    def basic(self) -> VictimKey:
+        """The same model without a defense."""
+        return self._replace(defense="basic")
+
 
 @dataclass(frozen=True)
 class AuditResults(Results[VictimKey]):
     """The rows and figures of one audit, by victim."""
 
+    paper: ClassVar[str] = "samia"
     figures: Sequence[Mapping[str, Any]] = ()
 
     def key_of(self, row: Row) -> VictimKey:
@@ -146,7 +215,7 @@ class AuditResults(Results[VictimKey]):
     @cached_property
     def pruned(self) -> list[VictimKey]:
         """The pruned victims."""
-        return [model for model in self.cells if model.pruner != "none"]
+        return [model for model in self.cells if model.pruned]
 
     def figures_of(self, model: VictimKey, kind: str, quantity: str) -> dict[int, Mapping[str, Any]]:
         """Return one figure of a model, by seed."""

@@ -1,7 +1,7 @@
 """The engine of all studies: read a scale, plan, run into one folder, tabulate beside the paper's numbers.
 
 A study is one figure or table of a paper. Its folder is a run: an interrupted study resumes, and `secateur report`
-reads it. A study adds table.md and table.jsonl. Each paper's package has its data: titles of studies (titles.json),
+reads it. A study adds table.md and table.jsonl. Each paper's package has its data: what is measured (studies.json),
 scales (scales.json), whose fields `--set field=value` changes, printed numbers (printed.json) and claims (claims.json).
 """
 
@@ -9,11 +9,16 @@ from __future__ import annotations
 
 import math
 import shutil
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import Field, asdict, dataclass, fields, replace
+from dataclasses import dataclass, replace
+from functools import cache
+from importlib import import_module
+from itertools import product
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol, TypeVar, get_args, get_type_hints
+from string import Formatter
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any, Self, TypeVar
 
 import torch
 
@@ -58,20 +63,48 @@ class StudyPlan:
     intervals: str = ""  # describes the table's intervals; empty: they are over examples or seeds
 
 
-class Study(Protocol):
-    """A figure or table of a paper."""
+@dataclass(frozen=True)
+class Study:
+    """A figure or table of a paper, as the paper's studies.json has it."""
+
+    package: str  # the paper's
+    make_plan: Callable[[Study, Request], StudyPlan]
+    table: str  # the function that makes the table, as module:function of the package
+    steps: Sequence[Mapping[str, Any]]  # the fields of its measurements
+    intervals: str = ""  # describes the table's intervals; empty: the paper's plan does
 
     def plan(self, request: Request) -> StudyPlan:
         """Return the plan of the study; raise for wrong input before any work."""
-        ...
+        return self.make_plan(self, request)
+
+    def tabulate(self, results: Any) -> Tabulated:
+        """Return the table of the paper's results."""
+        module, _, function = self.table.partition(":")
+        table: Tabulated = getattr(import_module(f"{__package__}.{self.package}.{module}"), function)(results)
+        return table
+
+    def read_steps(self, kind: type[S], **values: Sequence[Any]) -> list[S]:
+        """Return the steps, in which `{name}` stands for each of the values of that name.
+
+        In a list it adds an item for each. Elsewhere the study has a step for each; the first such field changes
+        slowest. `values` are those of the scale that studies.json names.
+        """
+        from pydantic import TypeAdapter
+
+        adapter: TypeAdapter[S] = TypeAdapter(kind)
+        read, known = [], read_data(self.package, "studies")["values"] | values
+        for step in self.steps:
+            choices = product(*(expand(value, known) for value in step.values()))
+            read += [adapter.validate_python(dict(zip(step, chosen, strict=True))) for chosen in choices]
+        return read
 
 
-def register(paper: str, package: str, studies: Mapping[str, Study]) -> None:
-    """Add the studies of a paper to the catalogue by name, each with its title from titles.json."""
-    titles = read_data(package, "titles")
-    for name, study in studies.items():
-        make = _factory(study)
-        make.__doc__ = titles[name]
+def register(paper: str, package: str, make_plan: Callable[[Study, Request], StudyPlan]) -> None:
+    """Add the studies of a paper to the catalogue by name, each with its title."""
+    for name, study in read_data(package, "studies")["studies"].items():
+        fields = {key: value for key, value in study.items() if key != "title"}
+        make = _factory(Study(package, make_plan, **fields))
+        make.__doc__ = study["title"]
         method("study", name, paper, scales=SIZES)(make)
 
 
@@ -79,11 +112,30 @@ def _factory(study: Study) -> Callable[[], Study]:
     return lambda: study
 
 
+def expand(value: Any, values: Mapping[str, Sequence[Any]]) -> list[Any]:
+    """Return all readings of a value in which `{name}` stands for each of the values of that name; of a list one.
+
+    Example:
+        >>> expand("snip:rate={rates:g}", {"rates": (0.3, 0.9)}), expand("{sizes}", {"sizes": (2, 4)}), expand(7, {})
+        (['snip:rate=0.3', 'snip:rate=0.9'], [2, 4], [7])
+        >>> expand(["none", "{bases}"], {"bases": ("snip", "grasp")})
+        [['none', 'snip', 'grasp']]
+    """
+    if isinstance(value, list):
+        return [[item for text in value for item in expand(text, values)]]
+    if not isinstance(value, str):
+        return [value]
+    names = [name for _, name, _, _ in Formatter().parse(value) if name]
+    if len(names) == 1 and value == f"{{{names[0]}}}":
+        return list(values[names[0]])  # numbers stay numbers
+    choices = product(*(values[name] for name in names))
+    return [value.format(**dict(zip(names, chosen, strict=True))) for chosen in choices]
+
+
 def reproduce(name: str, scale: str, options: Mapping[str, Any], overrides: list[str] | None, out: Path) -> StudyTable:
     """Run a study into `out`, write its table there, and return the table; `options` and `overrides` change fields."""
     entry = find("study", name)
-    study: Study = entry.make()
-    plan = study.plan(Request(name, scale, options, overrides or [], out))
+    plan = entry.make().plan(Request(name, scale, options, overrides or [], out))
     rows = plan.run()
     lines, findings = plan.tabulate(rows)
     facts = {"study": name, "scale": scale} | plan.facts(rows)
@@ -95,7 +147,7 @@ def reproduce(name: str, scale: str, options: Mapping[str, Any], overrides: list
 
 def run_steps(
     request: Request,
-    scale: DataclassInstance,
+    scale: Scale,
     device: torch.device,
     seeds: list[int],
     measure: Callable[[Run], None],
@@ -115,14 +167,14 @@ def run_steps(
     """
     from secateur.report.page import write_page
 
-    settings = {"study": request.study, "scale": request.scale} | asdict(scale) | more
+    settings = {"study": request.study, "scale": request.scale} | vars(scale) | more
     settings |= {
         name: str(value) for name in ("data", "model", "images") if (value := request.options.get(name)) is not None
     }
     torch.set_num_threads(settings["threads"])
     opened = False
     try:
-        with open_run(request.out, "study", plain(settings | {"seeds": seeds}), device=str(device), seeds=seeds) as run:
+        with open_run(request.out, "study", settings | {"seeds": seeds}, device=str(device), seeds=seeds) as run:
             opened = True
             measure(run)
     finally:
@@ -133,7 +185,9 @@ def run_steps(
     return run.rows
 
 
-def select_steps(steps: Sequence[S], overrides: Sequence[str], parts: Mapping[str, str]) -> tuple[list[S], list[str]]:
+def select_steps(
+    steps: Sequence[S], overrides: Sequence[str], parts: Mapping[str, str], optional: Sequence[str] = ()
+) -> tuple[list[S], list[str]]:
     """Select a part of a study, to run on a separate machine; return its steps and the remaining overrides.
 
     `defenses=none,dgp` selects among the defenses of every step. A name selects all its settings; a full text
@@ -143,7 +197,9 @@ def select_steps(steps: Sequence[S], overrides: Sequence[str], parts: Mapping[st
         steps: All steps of the study.
         overrides: The user's `field=value` texts.
         parts: The fields of a step to select from, by the names that a user has for them.
+        optional: Those of the parts that a step can do without; `none` selects nothing of it.
     """
+    known = {part: dict.fromkeys(x for step in steps for x in _texts(step, field)) for part, field in parts.items()}
     others = [text for text in overrides if text.partition("=")[0] not in parts]
     chosen = {part: names for part, _, names in (text.partition("=") for text in overrides if text not in others)}
     left = []
@@ -151,12 +207,13 @@ def select_steps(steps: Sequence[S], overrides: Sequence[str], parts: Mapping[st
         fields: dict[str, Any] = {}
         for part, names in chosen.items():
             wanted = {name.strip() for name in names.split(",")}
+            if part in optional and (wrong := wanted - {*known[part], "none"}):
+                raise unknown(part, min(wrong), [*known[part], "none"])
             fields[parts[part]] = tuple(x for x in _texts(step, parts[part]) if x in wanted or name_of(x) in wanted)
-        if all(fields.values()):
+        if all(values or name in optional for name, values in fields.items()):
             several = {name: values for name, values in fields.items() if not isinstance(getattr(step, name), str)}
             left.append(replace(step, **several))
     if not left:
-        known = {part: dict.fromkeys(x for step in steps for x in _texts(step, parts[part])) for part in parts}
         choices = ", its ".join(f"{part} are {', '.join(texts)}" for part, texts in known.items())
         raise WrongInput("set", f"leaves nothing of this study; its {choices}")
     return left, others
@@ -175,72 +232,62 @@ def load_pictures(name: str, options: Mapping[str, Any], examples: int | None) -
     return data if examples is None else data.limit_rows(examples, derive(0, "examples"))
 
 
-def read_scales(kind: type[S], paper: str) -> dict[str, S]:
-    """Read the scales of a paper's studies; `full` has the defaults of the class unless the file says otherwise."""
-    from pydantic import TypeAdapter
+class Scale(SimpleNamespace):
+    """The size of a study, with the fields of the paper's scales.json; `full` is the paper's setting."""
 
-    values = read_data(paper, "scales")
-    adapter: TypeAdapter[S] = TypeAdapter(kind)
-    return {name: adapter.validate_python(values.get(name, {})) for name in SIZES}
+    def change(self, **values: Any) -> Self:
+        """Return the scale with other values."""
+        return type(self)(**vars(self) | values)
 
 
-def scale_of(scales: Mapping[str, S], name: str, overrides: Sequence[str] = ()) -> S:
-    """Return a scale by its name, with `field=value` overrides.
+@cache
+def read_scales(paper: str) -> dict[str, Scale]:
+    """Return the scales of a paper by name; a field without a value at a scale has that of `full`."""
+    known = read_data(paper, "scales")
+    return {size: Scale(**{name: rules.get(size, rules["full"]) for name, rules in known.items()}) for size in SIZES}
 
-    Fields of numbers and truth values can be set: numbers from 1 or above 0, unless the field's metadata say otherwise.
-    They may hold `least`, `even`, or `among`; several values of `among` are joined by +.
-    """
+
+def scale_of(paper: str, name: str, overrides: Sequence[str] = ()) -> Scale:
+    """Return a scale by its name, with `field=value` overrides; fields with a `kind` in scales.json can be set."""
+    scales = read_scales(paper)
     if name not in scales:
         raise unknown("scale", name, scales)
-    scale = scales[name]
-    settable = {field.name: (field, kind) for field, kind in _settable(scale)}
+    settable = {name: rules for name, rules in read_data(paper, "scales").items() if "kind" in rules}
     changes: dict[str, Any] = {}
     for text in overrides:
         key, equals, value = text.partition("=")
         if not equals or key not in settable:
             raise WrongInput("set", f"{text!r} is not possible in this study; allowed: {', '.join(settable)}")
-        changes[key] = _read(*settable[key], value)
-    return replace(scale, **changes)
+        changes[key] = read_field(key, settable[key], value)
+    return scales[name].change(**changes)
 
 
-def _settable(scale: DataclassInstance) -> Iterator[tuple[Field[Any], type]]:
-    """Yield the fields that can be set, each with its type: bool, int, float or tuple."""
-    hints = get_type_hints(type(scale))
-    for field in fields(scale):
-        kinds = [kind for kind in get_args(hints[field.name]) or (hints[field.name],) if kind in (bool, int, float)]
-        if "among" in field.metadata:
-            yield field, tuple
-        elif kinds and hints[field.name] in (kinds[0], kinds[0] | None):
-            yield field, kinds[0]
+def read_field(name: str, rules: Mapping[str, Any], text: str) -> Any:
+    """Read a value of a scale, and check it by the rules of its field.
 
-
-def _read(field: Field[Any], kind: type, text: str) -> bool | int | float | tuple[int, ...]:
-    """Read the value of a field, and check it."""
-    name, rules = field.name, field.metadata
-    if kind is float:
+    Args:
+        name: The field.
+        rules: Its `kind` (whole, number, switch or several), and `least` and `even`, or the values `among` which
+            several are chosen.
+        text: The value; several are joined by +.
+    """
+    if rules["kind"] == "number":
         number = math.nan
         with suppress(ValueError):
             number = float(text)  # YAML takes 1e-2 for a word
         check_number(name, number, "(0, inf)")
         return number
-    if kind is tuple:
-        numbers = tuple(yaml_value("set", part) for part in text.split("+"))
+    if rules["kind"] == "several":
+        numbers = [yaml_value("set", part) for part in text.split("+")]
         if not all(type(number) is int and number in rules["among"] for number in numbers):
             allowed = ", ".join(map(str, rules["among"]))
             raise WrongInput(name, f"{text!r} is not allowed; use {allowed}, several joined by +")
         return numbers
     value = yaml_value("set", text)
-    if kind is bool:
+    if rules["kind"] == "switch":
         if not isinstance(value, bool):
             raise WrongInput(name, f"{text!r} is not allowed; must be true or false")
         return value
     whole: Any = text if isinstance(value, bool) else value
     check_whole(name, whole, rules.get("least", 1), even=rules.get("even", False))
-    return int(whole)
-
-
-def plain(value: Any) -> Any:
-    """Return the value as YAML has it: tuples become lists."""
-    if isinstance(value, Mapping):
-        return {key: plain(item) for key, item in value.items()}
-    return [plain(item) for item in value] if isinstance(value, tuple | list) else value
+    return whole

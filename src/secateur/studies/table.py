@@ -14,6 +14,7 @@ from secateur.studies import read_data
 from secateur.studies.claims import Finding, format_estimate
 
 BLOCKS = "▁▂▃▄▅▆▇█"
+CURVE = 20  # points of a curve in a line of text
 Cells = dict[str, Estimate | str | None]  # by column
 
 
@@ -93,6 +94,11 @@ def find_printed(paper: str, *labels: str | float) -> Any:
     for label in labels:
         value = value.get(label if isinstance(label, str) else f"{label:g}") if isinstance(value, dict) else None
     return value
+
+
+def curve(values: Sequence[float]) -> str:
+    """Return a course of values as one line of text, with about CURVE of them."""
+    return sparkline(values[:: max(1, len(values) // CURVE)])
 
 
 def sparkline(shares: Sequence[float]) -> str:

@@ -5,9 +5,9 @@ from __future__ import annotations
 import math
 import statistics
 import time
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
-from typing import Any, ClassVar
+from typing import Any
 
 import torch
 from torch import Generator
@@ -16,7 +16,6 @@ from torch.nn.functional import cross_entropy
 from secateur import tree
 from secateur.attacks.inversion.updates import gradient_update
 from secateur.config import defense_of_updates
-from secateur.data.dataset import Dataset
 from secateur.defenses.adgp import AlignedDualGradientPruning
 from secateur.defenses.error_feedback import upload_of
 from secateur.defenses.uploads import SendAll
@@ -29,9 +28,8 @@ from secateur.metrics.estimates import combine
 from secateur.runs.artifacts import Result
 from secateur.runs.rows import Row
 from secateur.seeding import derive
-from secateur.studies.claims import judge_claims
-from secateur.studies.dgp.results import DgpResults, TrainingKey, base
-from secateur.studies.dgp.steps import DgpSetting, Step, build_structure
+from secateur.studies.dgp.steps import DgpSetting, build_structure
+from secateur.studies.dgp.tables import DgpResults, TrainingKey, base
 from secateur.studies.table import Cells, TableLine, Tabulated, find_printed
 
 BATCH = 32
@@ -41,44 +39,29 @@ PATIENCE = 20.0  # seconds after which a slow call is not repeated
 TIMES = {"defense_seconds": "seconds an epoch", "user_seconds": "with the gradients"}  # titles in Table 4
 
 
-@dataclass(frozen=True)
-class CostStep(Step):
-    """A step that measures bytes and seconds of one network's update under every defense; times are this machine's."""
-
-    name: ClassVar[str] = "costed"
-    exact: bool = False  # measure the paper's network in addition to its stand-in, if the images are 3x32x32
-
-    def network(self, setting: DgpSetting) -> str | None:
-        """Return the stand-in, or if `exact` the paper's network where another one stands in for it."""
-        model = super().network(setting)
-        if not self.exact:
-            return model
-        return self.model if model != self.model and setting.data(self).input_shape == (3, 32, 32) else None
-
-    def measure(self, setting: DgpSetting, model: str, defense: str) -> None:
-        """Measure the size and the times of an update."""
-        data = setting.data(self)
-        steps = math.ceil(data.train_size / (setting.scale.users * BATCH))
-        depends = {"model": model, "data": data.key, "defense": defense, "seed": setting.seed}
-        depends |= {"repeats": setting.scale.repeats, "device": setting.device.type, "times": [*TIMES]}
-        cost = setting.run.stage("cost", depends, partial(_measure, setting, model, data, defense)).data
-        labels = setting.labels(model, data, defense, "cost", steps=steps)
-        sizes = {name: cost[name] for name in ("bytes", "ratio", "paper_ratio")}
-        rows = [Row(**labels, metric=name, value=x, low=x, high=x) for name, x in sizes.items()]
-        for name in TIMES:
-            ends = {end: steps * seconds for end, seconds in cost[name].items()}
-            rows.append(Row(**labels, metric=name, timing=True, **ends))
-        setting.run.add(rows)
+def measure_cost(setting: DgpSetting) -> None:
+    """Measure bytes and seconds of one network's update under a defense; times are this machine's."""
+    data, scale = setting.data, setting.scale
+    steps = math.ceil(data.train_size / (scale.users * BATCH))
+    depends = {"model": setting.model, "data": data.key, "defense": setting.defense, "seed": setting.seed}
+    depends |= {"repeats": scale.repeats, "device": setting.device.type, "times": [*TIMES]}
+    cost = setting.run.stage("cost", depends, partial(_measure, setting)).data
+    labels = setting.labels("cost", steps=steps)
+    sizes = {name: cost[name] for name in ("bytes", "ratio", "paper_ratio")}
+    rows = [Row(**labels, metric=name, value=x, low=x, high=x) for name, x in sizes.items()]
+    for name in TIMES:
+        ends = {end: steps * seconds for end, seconds in cost[name].items()}
+        rows.append(Row(**labels, metric=name, timing=True, **ends))
+    setting.run.add(rows)
 
 
-def _measure(setting: DgpSetting, model: str, data: Dataset, defense: str) -> Result:
+def _measure(setting: DgpSetting) -> Result:
     """Measure one user's update; under ADGP it uses the positions broadcast by another user."""
-    net = build_structure(setting, model, data, defense).to(setting.device)
-    state = tree.state_of(net)
-    chosen = defense_of_updates(defense)
+    data, net = setting.data, build_structure(setting).to(setting.device)
+    chosen = defense_of_updates(setting.defense)
     upload = upload_of(chosen) or SendAll()
     transform = transform_of(chosen, *pixel_scale(data.mean, data.std, data.inputs[: data.train_size]))
-    first, other = (_context(setting, net, state, data, user) for user in range(2))
+    first, other = (_context(setting, net, user) for user in range(2))
     broadcast: dict[str, Any] = {}
     if isinstance(upload, AlignedDualGradientPruning):
         broadcast["inside"] = upload.positions(_gradient(other))
@@ -113,11 +96,11 @@ def _spread(seconds: list[float]) -> dict[str, float]:
     return {"value": statistics.median(seconds), "low": min(seconds), "high": max(seconds)}
 
 
-def _context(setting: DgpSetting, net: torch.nn.Module, state: Params, data: Dataset, user: int) -> UploadContext:
+def _context(setting: DgpSetting, net: torch.nn.Module, user: int) -> UploadContext:
     rng = derive(setting.seed, "cost", user)
-    rows = torch.randperm(data.train_size, generator=rng)[:BATCH]
-    batch: Batch = data.batch.take(rows).to(setting.device)
-    params = state | noise_of(net, batch.size, rng)
+    rows = torch.randperm(setting.data.train_size, generator=rng)[:BATCH]
+    batch: Batch = setting.data.batch.take(rows).to(setting.device)
+    params = tree.state_of(net) | noise_of(net, batch.size, rng)
     return UploadContext(net, params, batch, 0, Generator().manual_seed(user), cross_entropy, "batch")
 
 
@@ -139,9 +122,8 @@ def table3(results: DgpResults) -> Tabulated:
         lines.append(TableLine(_labels(key), cells, _paper("table_3", key, "MB")))
     ratios = {x.defense: costs.of(x, "ratio") for x in costs.select(model="resnet18")}
     room = {name: combine(lambda x, most=most: most - x, ratios.get(name, {})) for name, most in DENSE_SHARE.items()}
-    saved = {x.model: costs.less(x._replace(defense="dgp"), x, "ratio") for x in costs.select(defense="adgp")}
     limits = ", ".join(f"{name} {most:g}" for name, most in DENSE_SHARE.items())
-    return lines, judge_claims("dgp", "table3", {"limits": limits}, room=room, saved=saved)
+    return lines, results.judge("table3", {"limits": limits}, room=room)
 
 
 def table4(results: DgpResults) -> Tabulated:
@@ -154,9 +136,7 @@ def table4(results: DgpResults) -> Tabulated:
     for key in costs.keys:
         cells: Cells = {title: costs.mean(key, name) for name, title in TIMES.items()}
         lines.append(TableLine(_labels(key), cells, _paper("table_4", key, "s")))
-    both = [(x._replace(defense="soteria"), x) for x in costs.select(defense="dgp")]
-    slower = {dgp.model: costs.less(soteria, dgp, "defense_seconds") for soteria, dgp in both}
-    return lines, judge_claims("dgp", "table4", slower=slower)
+    return lines, results.judge("table4")
 
 
 def _labels(key: TrainingKey) -> dict[str, str]:

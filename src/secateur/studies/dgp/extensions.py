@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -19,7 +19,7 @@ from secateur.attacks.inversion.label_inference import labels_right
 from secateur.attacks.inversion.updates import gradient_update
 from secateur.catalogue import Choice
 from secateur.config import choice, defense_of_updates
-from secateur.data.dataset import Dataset, fingerprint
+from secateur.data.dataset import fingerprint
 from secateur.data.partition import Part, in_out, victim_shadow
 from secateur.defenses.adgp import AlignedDualGradientPruning
 from secateur.defenses.error_feedback import upload_of
@@ -34,19 +34,9 @@ from secateur.metrics.membership import Estimate, share, share_of
 from secateur.runs.artifacts import Result, explained, write
 from secateur.runs.rows import Row
 from secateur.seeding import derive
-from secateur.studies.claims import Cases, Finding, judge_claims
-from secateur.studies.dgp.results import ACCURACY, DgpResults
-from secateur.studies.dgp.steps import (
-    ADAPTIVE,
-    AttackStep,
-    DgpSetting,
-    Step,
-    TrainingStep,
-    build_structure,
-    train,
-    with_parts,
-)
-from secateur.studies.dgp.tables import FEEDBACK, accuracy_lines, case, hide, judge_adaptive, privacy_lines
+from secateur.studies.claims import Cases, Finding
+from secateur.studies.dgp.steps import DgpSetting, attack_updates, build_structure, train, with_parts
+from secateur.studies.dgp.tables import FEEDBACK, DgpResults, accuracy_lines, judge_adaptive, privacy_lines
 from secateur.studies.results import AuditResults, VictimKey
 from secateur.studies.table import Cells, TableLine, Tabulated
 from secateur.theory.convergence import lemma_1
@@ -58,92 +48,55 @@ VICTIM, SHADOW = "victim", "shadow"
 GUESSING = 0.5  # the AUC of random guessing
 
 
-@dataclass(frozen=True)
-class BroadcastStep(Step):
-    """The step in which any other user guesses the labels of the user that broadcasts, from its positions alone."""
+def overhear_broadcast(setting: DgpSetting) -> None:
+    """Guess the labels of the user that broadcasts from its positions alone, as any other user can.
 
-    name: ClassVar[str] = "overheard"
-
-    def measure(self, setting: DgpSetting, model: str, defense: str) -> None:
-        """Guess each example's label: the class with the most positions of the classifier's weight in I."""
-        exposure = AttackStep((defense,), self.model, self.data).exposure(setting, model, defense)
-        upload, client, data = upload_of(defense_of_updates(defense)), exposure.client, exposure.context.data
-        assert isinstance(upload, AlignedDualGradientPruning)
-
-        def listen() -> Result:
-            name, right = classifier(client.net, data.classes), 0
-            for target in exposure.targets:
-                assert isinstance(target, Batch)
-                gradient = gradient_update(client.net, client.state, target).values
-                right += labels_right(guess_label(upload.positions(gradient), name), target.labels)
-            return Result({}, {"right": right / len(exposure.targets)})
-
-        numbers = range(len(exposure.targets))
-        depends = exposure.depends(exposure.config.attacks[0], numbers) | {"attack": "overheard"}
-        right = share_of(setting.run.stage("overheard", depends, listen).data["right"], len(numbers))
-        labels = setting.labels(model, data, defense, "overheard")
-        chance = Row(**labels, metric="label_chance", value=1 / data.classes)
-        setting.run.add([Row(**labels, metric="label_accuracy", **right._asdict()), chance])
-
-
-@dataclass(frozen=True)
-class ResidualStep(Step):
-    """The step in which IG attacks the trained model: a client without a residual yet, and one with its own.
-
-    Defenses have error feedback.
+    The guess is the class with the most positions of the classifier's weight in I.
     """
+    exposure = replace(setting, step=replace(setting.step, name="ig", defenses=(setting.defense,))).exposure
+    upload, client, data = upload_of(defense_of_updates(setting.defense)), exposure.client, setting.data
+    assert isinstance(upload, AlignedDualGradientPruning)
 
-    adaptive: tuple[str, ...] = ADAPTIVE
-    name: ClassVar[str] = "midway"
+    def listen() -> Result:
+        name, right = classifier(client.net, data.classes), 0
+        for target in exposure.targets:
+            assert isinstance(target, Batch)
+            gradient = gradient_update(client.net, client.state, target).values
+            right += labels_right(guess_label(upload.positions(gradient), name), target.labels)
+        return Result({}, {"right": right / len(exposure.targets)})
 
-    def __call__(self, setting: DgpSetting) -> None:
-        """Train, then attack the model and the first user as the training left them."""
-        TrainingStep(self.defenses, self.model, self.data)(setting)
-        super().__call__(setting)
-
-    def measure(self, setting: DgpSetting, model: str, defense: str) -> None:
-        """Attack after the training under one defense; the first of all trainings is attacked without a defense too."""
-        number = self.defenses.index(defense)
-        try:
-            trained = train(setting, model, setting.data(self), defense)
-        except WrongInput:  # the training has a row that says so
-            return
-        folder = setting.run.folder / "models"
-        weights = _write_tensors(folder / f"seed{setting.seed}-{number}.safetensors", trained.state)
-        residual = _write_tensors(weights.with_suffix(".residual.safetensors"), trained.client)
-        defenses = (*(("none",) if number == 0 else ()), defense.removesuffix(FEEDBACK), defense)
-        step = AttackStep(defenses, self.model, self.data, adaptive=self.adaptive, weights=weights, residual=residual)
-        step(setting)
+    numbers = range(len(exposure.targets))
+    depends = exposure.depends(exposure.config.attacks[0], numbers) | {"attack": "overheard"}
+    right = share_of(setting.run.stage("overheard", depends, listen).data["right"], len(numbers))
+    labels = setting.labels("overheard")
+    chance = Row(**labels, metric="label_chance", value=1 / data.classes)
+    setting.run.add([Row(**labels, metric="label_accuracy", **right._asdict()), chance])
 
 
-@dataclass(frozen=True)
-class Silence:
-    """The lie of an ADGP user that broadcasts no position when it is drawn: no user sends anything in that round."""
+def attack_midway(setting: DgpSetting) -> None:
+    """Run IG on the trained model: on a client without a residual yet, and on one with its own.
 
-    user: int = 0
-
-    def __call__(self, user: int, inside: Mask) -> Mask:
-        """Return the positions that the user broadcasts."""
-        return {name: torch.zeros_like(where) for name, where in inside.items()} if user == self.user else inside
-
-    def __str__(self) -> str:
-        return f"user {self.user} broadcasts nothing"
+    Defenses have error feedback. The model of the first is attacked without a defense too.
+    """
+    defense, number = setting.defense, setting.step.defenses.index(setting.defense)
+    try:
+        trained = train(setting)
+    except WrongInput:  # the training has a row that says so
+        return
+    folder = setting.run.folder / "models"
+    weights = _write_tensors(folder / f"seed{setting.seed}-{number}.safetensors", trained.state)
+    residual = _write_tensors(weights.with_suffix(".residual.safetensors"), trained.client)
+    defenses = (*(("none",) if number == 0 else ()), defense.removesuffix(FEEDBACK), defense)
+    step = replace(setting.step, name="ig", defenses=defenses, weights=weights, residual=residual)
+    for name in defenses:
+        attack_updates(replace(setting, step=step, defense=name))
 
 
 def align(results: DgpResults) -> Tabulated:
     """Return the table of ADGP against attackers, which the paper leaves to future work."""
-    cases: Cases = {}
-    for cell in results.select(defense="adgp"):
-        other = cell._replace(defense="dgp")
-        cases |= hide(results, cell, other, case(results, cell))
-    trainings = results.trainings()
-    honest, dgp = trainings.under(f"adgp{FEEDBACK}"), trainings.under(f"dgp{FEEDBACK}")
-    lied = next((training for training in trainings.keys if str(Silence()) in training.defense), None)
-    cost = {"accuracy": trainings.less(honest, dgp, ACCURACY)}
-    harm = {"accuracy": trainings.less(lied, honest, ACCURACY)}
     return privacy_lines(results) + broadcast_lines(results) + accuracy_lines(results), [
         *judge_broadcast(results),
-        *judge_claims("dgp", "adgp", hidden=cases, cost=cost, harm=harm),
+        *results.judge("adgp"),
         *judge_adaptive(results),
     ]
 
@@ -154,15 +107,9 @@ def residual(results: DgpResults) -> Tabulated:
     for cell in results.clients:
         if cell.defense.endswith(FEEDBACK):
             empty = cell._replace(defense=cell.defense.removesuffix(FEEDBACK))
-            cases |= hide(results, cell, empty, empty.defense)
-    trainings = results.trainings()
-    dgp, top_k = trainings.under(f"dgp{FEEDBACK}"), trainings.under(f"top-k{FEEDBACK}")
-    released = next((training for training in trainings.keys if "release=" in training.defense), None)
-    starved = {"residual": trainings.less(dgp, top_k, "residual_mean")}
-    fewer = {"never sent": trainings.less(dgp, released, "never_sent")}
-    gain = {"accuracy": trainings.less(released, dgp, ACCURACY)}
+            cases |= results.contrast(cell, empty, case=empty.defense)
     lines = privacy_lines(results) + accuracy_lines(results) + _residual_lines(results)
-    return lines, judge_claims("dgp", "residual", hidden=cases, starved=starved, fewer=fewer, gain=gain)
+    return lines, results.judge("residual", hidden=cases)
 
 
 def guess_label(inside: Mask, layer: str) -> Tensor:
@@ -204,7 +151,7 @@ def judge_broadcast(results: DgpResults) -> list[Finding]:
         if right is not None and chance is not None:
             least, most = chance.value - right.high, chance.value - right.low
             cases[key.model] = Estimate(chance.value - right.value, least, most)
-    return judge_claims("dgp", "adgp", broadcast=cases) if cases else []
+    return results.judge("broadcast", hidden=cases) if cases else []
 
 
 def _residual_lines(results: DgpResults) -> list[TableLine]:
@@ -223,26 +170,16 @@ def _residual_lines(results: DgpResults) -> list[TableLine]:
     return lines
 
 
-@dataclass(frozen=True)
-class MembershipStep(Step):
-    """A step that attacks membership in collaborative training under every defense.
+def infer_members(setting: DgpSetting) -> None:
+    """Train a victim and the attacker's models under one defense, and attack the victim's predictions.
 
-    The attacker's models are trained under the same defense.
+    The shadow model has disjoint data; models of LiRA and RMIA have random subsets of the victim's data.
     """
-
-    name: ClassVar[str] = "members"
-
-    def measure(self, setting: DgpSetting, model: str, defense: str) -> None:
-        """Train a victim and the attacker's models, and attack the victim's predictions.
-
-        The shadow model has disjoint data; models of LiRA and RMIA have random subsets of the victim's data.
-        """
-        data = setting.data(self)
-        split = victim_shadow(len(data.inputs), 1, derive(setting.seed, "membership"))
-        try:
-            MembershipMatch(setting, model, data, defense, split.victim, split.shadows[0]).measure()
-        except WrongInput as error:
-            setting.leave_out(setting.labels(model, data, defense, "left out"), f"not attacked: {error.message}")
+    split = victim_shadow(len(setting.data.inputs), 1, derive(setting.seed, "membership"))
+    try:
+        MembershipMatch(setting, split.victim, split.shadows[0]).measure()
+    except WrongInput as error:
+        setting.leave_out(setting.labels("left out"), f"not attacked: {error.message}")
 
 
 @dataclass(frozen=True, eq=False)
@@ -250,9 +187,6 @@ class MembershipMatch:
     """The victim and the attackers under one defense."""
 
     setting: DgpSetting
-    model: str
-    data: Dataset
-    defense: str
     victim: Part
     shadow: Part
 
@@ -301,19 +235,17 @@ class MembershipMatch:
         self.setting.run.show([flat_labels(labels) | scores["figure"]])
 
     def _train(self, members: Tensor, outside: Tensor, role: str) -> CollaborativeResult:
-        return train(self.setting, self.model, with_parts(self.data, members, outside), self.defense, role)
+        return train(replace(self.setting, data=with_parts(self.setting.data, members, outside)), role)
 
     def _box(self, trained: CollaborativeResult) -> BlackBox:
-        net = build_structure(self.setting, self.model, self.data, self.defense)
-        answer = bind_state(net, trained.state, self.setting.device)
+        answer = bind_state(build_structure(self.setting), trained.state, self.setting.device)
         return cache_answers(lambda inputs: answer(inputs).softmax(1))
 
     def _rows(self, rows: Tensor) -> Batch:
-        return self.data.batch.take(rows).to(self.setting.device)
+        return self.setting.data.batch.take(rows).to(self.setting.device)
 
     def _labels(self) -> dict[str, Any]:
-        labels = {"model": self.model, "dataset": self.data.name, "pruner": "none", "sparsity": 0.0}
-        return labels | {"defense": self.defense, "adaptive": True, "seed": self.setting.seed, "extra": {}}
+        return self.setting.labels("") | {"pruner": "none", "sparsity": 0.0, "adaptive": True, "extra": {}}
 
 
 def membership(results: DgpResults) -> Tabulated:
@@ -328,11 +260,11 @@ def membership(results: DgpResults) -> Tabulated:
             cells |= {name: audit.mean(model, name) for name in ("test_accuracy", "train_accuracy")}
             lines.append(TableLine({"defense": model.defense, "attack": attack}, cells))
         if model != bare:
-            findings.append(_judge_members(audit, bare, model))
+            findings.append(_judge_members(results, audit, bare, model))
     return lines, findings
 
 
-def _judge_members(audit: AuditResults, bare: VictimKey, model: VictimKey) -> Finding:
+def _judge_members(results: DgpResults, audit: AuditResults, bare: VictimKey, model: VictimKey) -> Finding:
     """Judge that a defense lowers the AUC of every attack that beats guessing on the undefended model.
 
     The undefended model alone selects the attacks, so that no defense selects its own test.
@@ -340,7 +272,7 @@ def _judge_members(audit: AuditResults, bare: VictimKey, model: VictimKey) -> Fi
     plain = {attack: audit.mean(bare, "auc", attack) for attack in audit.attacks}
     blind = [attack for attack, auc in plain.items() if auc is not None and auc.low <= GUESSING]
     cases = {attack: audit.less(bare, model, "auc", attack) for attack in plain if attack not in blind}
-    (finding,) = judge_claims("dgp", "membership", {"defense": model.defense}, hidden=cases)
+    (finding,) = results.judge("membership", {"defense": model.defense}, hidden=cases)
     if not blind:
         return finding
     left_out = f"left out, not clearly above {GUESSING:g} without a defense: {', '.join(blind)}"

@@ -1,16 +1,16 @@
 """Steps of dgp studies, and what they share: scale, data and networks.
 
-An attack step inverts defended updates. A training step trains collaboratively; later steps attack its models.
+A step inverts defended updates or trains collaboratively. cost.py, extensions.py and theory.py have further measures.
 """
 
 from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
-from typing import Any, ClassVar, Literal
+from typing import Any, Literal
 
 import torch
 from torch import Generator, Tensor, nn
@@ -32,17 +32,16 @@ from secateur.federated.augment import crop_and_flip
 from secateur.federated.collaborative.measurements import Row as Numbers
 from secateur.federated.collaborative.plan import SCHEDULES, Liar, Plan, Schedule
 from secateur.federated.collaborative.training import CollaborativeResult, CollaborativeTraining, Epoch, collaborate
-from secateur.interfaces import Loss, Transform
+from secateur.interfaces import Loss, Mask, Transform
 from secateur.metrics.cost import communication, count_as_paper
 from secateur.metrics.membership import share_of
 from secateur.models.create import check, create
 from secateur.runs.folder import Run
 from secateur.runs.rows import Row
 from secateur.seeding import derive
-from secateur.studies.study import load_pictures, read_scales
+from secateur.studies.study import Scale, load_pictures
 
-NETWORKS = ("resnet18", "lenet-zhu", "cnn6", "vgg11-bn")  # the paper's
-CIFAR10, CIFAR100 = "cifar10", "cifar100"
+CIFAR10 = "cifar10"
 TESTED = 0.2  # test share of a data set without a test part
 ADAPTIVE = ("support", "layer", "reapply", "mask")
 NAMES = {"gi": "gi-dgp-paper"}  # catalogue names of attacks with the settings of the dgp paper
@@ -53,91 +52,51 @@ LAST = (  # measures of a training's last epoch
 
 
 @dataclass(frozen=True)
-class DgpScale:
-    """The size of a study; the defaults are the paper's setting."""
-
-    data: dict[str, str] = field(default_factory=lambda: {CIFAR10: CIFAR10, CIFAR100: CIFAR100})  # stand-ins
-    models: dict[str, str] = field(default_factory=lambda: {name: name for name in NETWORKS})  # absent: skipped
-    examples: int | None = None  # upper limit on the rows of a data set
-    targets: int = 20
-    iterations: int = 2500  # of ig and gi
-    rounds: int = 500  # of ggl
-    population: int = 50
-    generator_steps: int = 2000
-    generator_width: int = 64
-    users: int = 10
-    epochs: int | None = None  # of collaborative training; None: the paper's 100, with its learning rates
-    learning_rate: float = 0.05  # where the paper's schedule does not apply
-    augment: bool = True  # crops and flips: dgp does not mention them, but its 93 % need them
-    in_out: int = field(default=0, metadata={"least": 0})  # models of lira and rmia per defense; 0: no such attacks
-    repeats: int = 20  # of a timed call
-    untrained: tuple[str, ...] = ()  # defenses under which training takes too long, such as soteria with its Jacobians
-    threads: int = 1
-
-    @property
-    def augmentation(self) -> str:
-        """The augmentation of training pictures, for readers."""
-        return "crop and flip" if self.augment else "none"
-
-
-SCALES = read_scales(DgpScale, "dgp")
-
-
-@dataclass(frozen=True)
 class Step:
-    """A measurement of one network on one data set under several defenses, which adds its rows to the run."""
+    """A measurement of one network on one data set under several defenses, each of which adds rows to the run."""
 
+    name: str  # an attack (ig, gi, rob, r-gap, ggl), training, ...; `--set steps=` selects by it
     defenses: tuple[str, ...]
     model: str = "resnet18"  # the paper's network
     data: str = CIFAR10  # the paper's data set
-    name: ClassVar[str]  # by which `--set steps=` selects the step
-
-    def __call__(self, setting: DgpSetting) -> None:
-        """Measure under every defense, unless the scale skips the network."""
-        model = self.network(setting)
-        if model is not None:
-            for defense in self.defenses:
-                self.measure(setting, model, defense)
-
-    def network(self, setting: DgpSetting) -> str | None:
-        """Return the stand-in for the paper's network; None if the scale skips the network."""
-        return stand_in(self.model, setting.scale, setting.options)
-
-    def measure(self, setting: DgpSetting, model: str, defense: str) -> None:
-        """Measure under one defense, and add the rows; stages finished by an earlier start of the run are reused."""
-        raise NotImplementedError
+    batch_size: int = 1
+    labels: Literal["inferred", "oracle"] = "inferred"
+    adaptive: tuple[str, ...] = ADAPTIVE  # modes that may also be run: those that a defense is known to be weak against
+    weights: Path | None = None  # a trained model
+    residual: Path | None = None  # of a client in mid-training
+    silent: bool = False  # the first user of adgp lies: it broadcasts no position
+    exact: bool = False  # the paper's network where another stands in for it, if the images are 3x32x32
 
 
 @dataclass(frozen=True, eq=False)
 class DgpSetting:
-    """The context that all steps of a study share."""
+    """A step under one defense for one seed, with the run that its rows go to."""
 
     run: Run
-    scale: DgpScale
+    scale: Scale
     options: Mapping[str, Any]  # the user's model, data_folder, device and images, if set
-    datasets: Mapping[str, Dataset]  # by the paper's data set that they stand in for
     seed: int
-
-    def data(self, step: Step) -> Dataset:
-        """Return the stand-in for a step's data set."""
-        return self.datasets[step.data]
+    step: Step
+    data: Dataset
+    model: str
+    defense: str
 
     @cached_property
     def device(self) -> torch.device:
         """Device of the run."""
-        return device_of(self.invert("lenet-zhu"))
+        return device_of(self.invert())
 
-    def invert(self, model: str, **more: Any) -> Invert:
-        """Return the configuration of `secateur invert` for a step."""
+    def invert(self, **more: Any) -> Invert:
+        """Return the configuration of `secateur invert`."""
         scale = self.scale
-        common = {name: self.options.get(name) for name in ("device", "data_folder", "images")} | {"model": model}
+        common = {name: self.options.get(name) for name in ("device", "data_folder", "images")} | {"model": self.model}
         common |= {"targets": scale.targets, "threads": scale.threads, "seeds": [self.seed]}
         common |= {"generator_steps": scale.generator_steps, "generator_width": scale.generator_width}
         return read(Invert, None, common | more)
 
-    def labels(self, model: str, data: Dataset, defense: str, study: str, **extra: Any) -> dict[str, Any]:
+    def labels(self, study: str, **extra: Any) -> dict[str, Any]:
         """Return the labels of a row without an attack; `study` is the kind of measurement."""
-        labels = {"model": model, "dataset": data.name, "defense": defense, "seed": self.seed}
+        labels = {"model": self.model, "dataset": self.data.name, "defense": self.defense, "seed": self.seed}
         return labels | {"extra": {"study": study} | extra}
 
     def leave_out(self, labels: dict[str, Any], reason: str) -> None:
@@ -145,13 +104,40 @@ class DgpSetting:
         extra = labels["extra"] | {"study": "left out"}
         self.run.add([Row(**(labels | {"extra": extra}), metric="left_out", value=None, note=reason)])
 
+    @property
+    def exposure(self) -> ClientExposure:
+        """The client under the defense, with all attackers of the step."""
+        step = self.step
+        config = self.invert(
+            data=self.data.name,
+            defense=[self.defense],
+            attack=list(attack_texts(step.name, self.defense, self.scale, step.adaptive)),
+            batch_size=step.batch_size,
+            labels=step.labels,
+            weights=step.weights,
+            residual=step.residual if "error-feedback" in self.defense else None,
+        )
+        context = SeedContext(self.run, config, self.data, self.device, self.seed)
+        trained = "" if step.weights is None else f"-{step.weights.stem}"  # a trained model's pictures: another folder
+        folder = re.sub(r"[^\w.-]", "_", f"{self.model}-{self.data.name}-batch{step.batch_size}-{step.labels}{trained}")
+        return ClientExposure(config, context, config.defense[0], f"pictures/{folder}")
 
-def stand_in(paper: str, scale: DgpScale, options: Mapping[str, Any]) -> str | None:
+
+def network_of(step: Step, scale: Scale, options: Mapping[str, Any], data: Dataset) -> str | None:
+    """Return the network that a step measures; None if there is none."""
+    model = stand_in(step.model, scale, options)
+    if not step.exact:
+        return model
+    return step.model if model != step.model and data.input_shape == (3, 32, 32) else None
+
+
+def stand_in(paper: str, scale: Scale, options: Mapping[str, Any]) -> str | None:
     """Return the stand-in for a network of the paper; None if the scale skips it. A user's model replaces all."""
-    return options.get("model") or scale.models.get(paper)
+    model: str | None = options.get("model") or scale.models.get(paper)
+    return model
 
 
-def load_datasets(steps: Sequence[Step], scale: DgpScale, options: Mapping[str, Any]) -> dict[str, Dataset]:
+def load_datasets(steps: Sequence[Step], scale: Scale, options: Mapping[str, Any]) -> dict[str, Dataset]:
     """Load the data of all steps, by the paper's data set; raise for networks that do not fit the data.
 
     A data set without a test part gets a fifth of its rows as test part.
@@ -170,59 +156,24 @@ def load_datasets(steps: Sequence[Step], scale: DgpScale, options: Mapping[str, 
     return by_paper
 
 
-@dataclass(frozen=True)
-class AttackStep(Step):
-    """A step that runs one attack on the updates of one network, under every defense."""
-
-    attack: str = "ig"  # or gi, rob, r-gap or ggl
-    batch_size: int = 1
-    labels: Literal["inferred", "oracle"] = "inferred"
-    adaptive: tuple[str, ...] = ADAPTIVE  # modes that may also be run: those that a defense is known to be weak against
-    weights: Path | None = None  # a trained model
-    residual: Path | None = None  # of a client in mid-training
-
-    @property
-    def name(self) -> str:  # type: ignore[override]
-        """The attack's name, which selects the step."""
-        return self.attack
-
-    def measure(self, setting: DgpSetting, model: str, defense: str) -> None:
-        """Run every attacker; add a row with the reason for an attack that cannot be mounted."""
-        exposure = self.exposure(setting, model, defense)
-        if defense == self.defenses[0]:
-            exposure.show_truths()
-        exposure.show_guarantee()
-        reasons: set[str] = set()  # adaptive attacks are mostly refused for the same reason as the plain one
-        for attack in exposure.config.attacks:
-            error = refusal_of(attack, exposure.client, exposure.config, exposure.targets[0], exposure.seed)
-            if error is None:
-                exposure.measure(attack)
-            elif (reason := error.message) not in reasons:
-                reasons.add(reason)
-                more = {"batch_size": self.batch_size, "attacked_by": self.attack}
-                labels = setting.labels(model, exposure.context.data, defense, "left out", **more)
-                setting.leave_out(labels, f"{attack} cannot be mounted: {reason}")
-
-    def exposure(self, setting: DgpSetting, model: str, defense: str) -> ClientExposure:
-        """Return the client under a defense, with all its attackers."""
-        data = setting.data(self)
-        config = setting.invert(
-            model,
-            data=data.name,
-            defense=[defense],
-            attack=list(attack_texts(self.attack, defense, setting.scale, self.adaptive)),
-            batch_size=self.batch_size,
-            labels=self.labels,
-            weights=self.weights,
-            residual=self.residual if "error-feedback" in defense else None,
-        )
-        context = SeedContext(setting.run, config, data, setting.device, setting.seed)
-        trained = "" if self.weights is None else f"-{self.weights.stem}"  # a trained model's pictures: another folder
-        folder = re.sub(r"[^\w.-]", "_", f"{model}-{data.name}-batch{self.batch_size}-{self.labels}{trained}")
-        return ClientExposure(config, context, config.defense[0], f"pictures/{folder}")
+def attack_updates(setting: DgpSetting) -> None:
+    """Run every attacker of a step; add a row with the reason for an attack that cannot be mounted."""
+    exposure, step = setting.exposure, setting.step
+    if setting.defense == step.defenses[0]:
+        exposure.show_truths()
+    exposure.show_guarantee()
+    reasons: set[str] = set()  # adaptive attacks are mostly refused for the same reason as the plain one
+    for attack in exposure.config.attacks:
+        error = refusal_of(attack, exposure.client, exposure.config, exposure.targets[0], exposure.seed)
+        if error is None:
+            exposure.measure(attack)
+        elif (reason := error.message) not in reasons:
+            reasons.add(reason)
+            labels = setting.labels("left out", batch_size=step.batch_size, attacked_by=step.name)
+            setting.leave_out(labels, f"{attack} cannot be mounted: {reason}")
 
 
-def attack_texts(attack: str, defense: str, scale: DgpScale, adaptive: Sequence[str] = ADAPTIVE) -> Iterator[str]:
+def attack_texts(attack: str, defense: str, scale: Scale, adaptive: Sequence[str] = ADAPTIVE) -> Iterator[str]:
     """Yield the plain attack, then one adaptive attack per mode in `adaptive` that the defense is weak against."""
     name = NAMES.get(attack, attack)
     entry = find("inversion", name)
@@ -236,23 +187,30 @@ def attack_texts(attack: str, defense: str, scale: DgpScale, adaptive: Sequence[
 
 
 @dataclass(frozen=True)
-class TrainingStep(Step):
-    """A step that trains one network collaboratively under every defense, and records its accuracy by epoch."""
+class Silence:
+    """The lie of an ADGP user that broadcasts no position when it is drawn: no user sends anything in that round."""
 
-    liar: Liar | None = None  # of adgp: broadcasts other positions than the honest ones
-    name: ClassVar[str] = "training"
+    user: int = 0
 
-    def measure(self, setting: DgpSetting, model: str, defense: str) -> None:
-        """Train, and add rows with the accuracy of each epoch and the other measures of the last."""
-        data, more = setting.data(self), {"users": setting.scale.users, "augmentation": setting.scale.augmentation}
-        title = defense if self.liar is None else f"{defense} ({self.liar})"
-        labels = setting.labels(model, data, title, "training", **more)
-        try:
-            trained = train(setting, model, data, defense, liar=self.liar)
-        except WrongInput as error:
-            setting.leave_out(labels, f"not trained: {error.message}")
-        else:
-            setting.run.add(history_rows(labels, trained, len(data.inputs) - data.train_size))
+    def __call__(self, user: int, inside: Mask) -> Mask:
+        """Return the positions that the user broadcasts."""
+        return {name: torch.zeros_like(where) for name, where in inside.items()} if user == self.user else inside
+
+    def __str__(self) -> str:
+        return f"user {self.user} broadcasts nothing"
+
+
+def measure_training(setting: DgpSetting) -> None:
+    """Train collaboratively, and add rows with the accuracy of each epoch and the other measures of the last."""
+    scale, data, liar = setting.scale, setting.data, Silence() if setting.step.silent else None
+    labels = setting.labels("training", users=scale.users, augmentation=augmentation_of(scale))
+    labels["defense"] = setting.defense if liar is None else f"{setting.defense} ({liar})"
+    try:
+        trained = train(setting, liar=liar)
+    except WrongInput as error:
+        setting.leave_out(labels, f"not trained: {error.message}")
+    else:
+        setting.run.add(history_rows(labels, trained, len(data.inputs) - data.train_size))
 
 
 @dataclass(frozen=True)
@@ -281,41 +239,49 @@ class Both:
         return self.second(self.first(inputs, rng), rng)
 
 
-def train(
-    setting: DgpSetting, model: str, data: Dataset, defense: str, role: str = "shared", liar: Liar | None = None
-) -> CollaborativeResult:
+def train(setting: DgpSetting, role: str = "shared", liar: Liar | None = None) -> CollaborativeResult:
     """Return the model that all users train together under a defense, as a stage of the run.
 
     Each `role` has its own initial model and random draws.
     """
-    chosen, scale, seed = defense_of_updates(defense), setting.scale, setting.seed
+    chosen, scale, data = defense_of_updates(setting.defense), setting.scale, setting.data
     if slow := [part.name for part in chosen.parts if part.name in scale.untrained]:
         raise WrongInput("defense", f"training under {', '.join(slow)} takes too long for this scale")
-    net = create(model, data.input_shape, data.classes, derive(seed, "initialise", role))
-    net, precode = protect(net, chosen, data.classes, derive(seed, "initialise", "defense"))
+    net, precode = _protect(setting, role)
     loss: Loss = cross_entropy
     if precode is not None:
         net, loss = with_divergence(net, cross_entropy, precode.beta)
     plan = Plan(
         scale.users,
         upload_of(chosen) or SendAll(),
-        schedule_of(scale, model),
+        schedule_of(scale, setting.model),
         transform=_transform(scale, data, chosen),
         liar=liar,
         loss=loss,
     )
-    rng = derive(seed, "collaborate", role)
+    rng = derive(setting.seed, "collaborate", role)
     training = CollaborativeTraining(net.to(setting.device), data, plan, rng, setting.device)
     return collaborate(setting.run, training, measure=TrainingTraffic(plan.schedule.epochs))
 
 
-def build_structure(setting: DgpSetting, model: str, data: Dataset, defense: str) -> nn.Module:
-    """Return the network structure of a training under this defense."""
-    net = create(model, data.input_shape, data.classes, derive(setting.seed, "initialise", "shared"))
-    return protect(net, defense_of_updates(defense), data.classes, derive(setting.seed, "initialise", "defense"))[0]
+def build_structure(setting: DgpSetting) -> nn.Module:
+    """Return the network structure of a training under the defense."""
+    return _protect(setting, "shared")[0]
 
 
-def schedule_of(scale: DgpScale, model: str) -> Schedule:
+def _protect(setting: DgpSetting, role: str) -> tuple[nn.Module, Any]:
+    """Return the initial network of a role with the defense's part of it, and PRECODE if that is the defense."""
+    data, seed = setting.data, setting.seed
+    net = create(setting.model, data.input_shape, data.classes, derive(seed, "initialise", role))
+    return protect(net, defense_of_updates(setting.defense), data.classes, derive(seed, "initialise", "defense"))
+
+
+def augmentation_of(scale: Scale) -> str:
+    """Return the augmentation of training pictures, for readers."""
+    return "crop and flip" if scale.augment else "none"
+
+
+def schedule_of(scale: Scale, model: str) -> Schedule:
     """Return the paper's schedule, which has separate rates for LeNet, or the scale's epochs at one rate."""
     if scale.epochs is not None:
         return Schedule(scale.epochs, ((1, scale.learning_rate),))
@@ -335,7 +301,7 @@ def history_rows(labels: dict[str, Any], trained: CollaborativeResult, tested: i
     return [*rows, Row(**labelled, metric="epoch_seconds", value=seconds, timing=True)]
 
 
-def _transform(scale: DgpScale, data: Dataset, defense: Defense) -> Transform | None:
+def _transform(scale: Scale, data: Dataset, defense: Defense) -> Transform | None:
     shifted = crop_and_flip(data) if scale.augment else None
     changed = transform_of(defense, *pixel_scale(data.mean, data.std, data.inputs[: data.train_size]))
     return Both(shifted, changed) if shifted and changed else shifted or changed

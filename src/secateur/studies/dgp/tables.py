@@ -1,26 +1,38 @@
-"""Tables of dgp: reconstructions (Tables 1, 2, 5 and 6, Fig. 3, galleries of Figs. 5 to 9), and training accuracy.
+"""Results of dgp by attacker and training, and tables of reconstructions and of training accuracy.
 
-Each line of reconstructions has the plain attacker, and beside it the best of the attackers that know of the defense.
+Those are Tables 1, 2, 5, 6 and 7, Figs. 2 to 4, and the galleries of Figs. 5 to 9. Each line of reconstructions has the
+plain attacker, and beside it the best of the attackers that know of the defense.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
-from functools import partial
+import math
+import re
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from functools import cached_property, partial
 from itertools import pairwise
+from statistics import fmean
+from typing import Any, ClassVar, NamedTuple
 
+from secateur.catalogue import name_of
 from secateur.config import defense_of_updates
-from secateur.metrics.estimates import combine
+from secateur.metrics.estimates import combine, mean_of
 from secateur.metrics.membership import Estimate
-from secateur.studies.claims import Cases, Finding, judge_claims
-from secateur.studies.dgp.results import ACCURACY, AttackKey, DgpResults, TrainingKey, base
-from secateur.studies.table import Cells, TableLine, Tabulated, find_printed, sparkline
+from secateur.report.summary import group_by
+from secateur.runs.rows import Row
+from secateur.studies.claims import Cases, Finding
+from secateur.studies.dgp.steps import NAMES
+from secateur.studies.results import Results
+from secateur.studies.table import Cells, TableLine, Tabulated, curve, find_printed
 
-MEASURES = ("lpips", "cw_ssim")
+PAIRED = ("lpips", "cw_ssim")
+ACCURACY = "test_accuracy"
+Picture = tuple[int, int, int]  # seed, target, item
+PAPERS_NAMES = {name: paper for paper, name in NAMES.items()}
 EXTREMES = ("lpips_min", "cw_ssim_max")  # of Rob's pictures
 PRINTED = {"lpips": "LPIPS", "cw_ssim": "SSIM", "lpips_min": "least LPIPS", "cw_ssim_max": "most SSIM"}
 SAME = 0.02  # of LPIPS or CW-SSIM: an eye sees no smaller difference
-SAME_SHARE = ("top-k", "outpost")  # send as many entries as DGP
 RECOVERED, LEFT_OUT, TRAINED = "What attackers recover", "Left out", "Accuracy of collaborative training"
 PLAIN_ONLY = "stands only against the plain attacker"
 FEEDBACK = "+error-feedback"
@@ -28,19 +40,186 @@ TRAFFIC = {"ratio": "bytes / dense", "paper_ratio": "as the paper counts", "gamm
 TRAFFIC |= {"residual_mean": "residual"}
 
 
+class AttackKey(NamedTuple):
+    """An attacker on the updates of one client."""
+
+    attack: str  # the paper's name
+    defense: str
+    adaptive: str  # the mode of an attacker that knows the defense, or none
+    model: str
+    data: str
+    batch_size: int
+    labels: str
+    against: str  # used or raw: the pictures that reconstructions are compared with; empty: they are the same
+    stage: str  # the training stage of the attacked model
+
+    @property
+    def client(self) -> AttackKey:
+        """The attacked client: the fields that all its attackers share."""
+        return self._replace(adaptive="none")
+
+
+class TrainingKey(NamedTuple):
+    """A collaborative training, or another measurement that is no attack, such as the cost of an update."""
+
+    defense: str
+    model: str
+    data: str
+
+    @property
+    def text(self) -> str:
+        """The defense with its settings and error feedback."""
+        return self.defense
+
+
+@dataclass(frozen=True)
+class TrainingResults(Results[TrainingKey]):
+    """The rows of one kind (training, cost, ...) without an attack; of trainings those of the last epoch."""
+
+    paper: ClassVar[str] = "dgp"
+    kind: str = "training"
+
+    def key_of(self, row: Row) -> TrainingKey | None:
+        """Return the training of a row about its last epoch; None for other rows."""
+        extra = row.extra
+        if extra.get("study") != self.kind or row.value is None or extra.get("epoch") != extra.get("epochs"):
+            return None
+        return TrainingKey(row.defense or "none", row.model, row.dataset)
+
+    def name_defense(self, defense: str) -> str:
+        """Return a defense without settings and error feedback."""
+        return base(defense)
+
+    def title(self, key: TrainingKey) -> str:
+        """Return the network of a training, and its data if the study has several."""
+        return f"{key.model}, {key.data}" if len({other.data for other in self.keys}) > 1 else key.model
+
+
+@dataclass(frozen=True)
+class DgpResults(Results[AttackKey]):
+    """The rows of one study: those of all targets of an attacker by attacker, and those of trainings."""
+
+    paper: ClassVar[str] = "dgp"
+
+    def key_of(self, row: Row) -> AttackKey | None:
+        """Return the attacker of a row about all its targets; None for other rows."""
+        overall = "target" in row.extra and row.extra["target"] is None
+        return attack_key(row) if overall and row.attack and row.value is not None else None
+
+    def attack_of(self, row: Row) -> None:
+        """Return None: the attack is in the key."""
+
+    def name_defense(self, defense: str) -> str:
+        """Return a defense without settings and error feedback."""
+        return base(defense)
+
+    def title(self, key: AttackKey) -> str:
+        """Return the attack on a client, with the labels in which the clients of the study differ."""
+        settings = [key.defense] if ":" in key.defense else []
+        return ", ".join([key.attack, *self.list_varied(key).values(), *settings])
+
+    def list_varied(self, key: AttackKey) -> dict[str, str]:
+        """Return the labels in which the clients of the study differ, beside attack and defense."""
+        names = ("model", "data", "batch_size", "labels", "stage")
+        return {name: str(getattr(key, name)) for name in names if len({getattr(x, name) for x in self.clients}) > 1}
+
+    def contrast(self, one: AttackKey | None, other: AttackKey | None, metric: str = "hidden", case: str = "") -> Cases:
+        """Return how much less is seen of one client than of another: LPIPS is higher, CW-SSIM lower."""
+        lpips, cw_ssim = self.less(one, other, "lpips"), self.less(other, one, "cw_ssim")
+        return {f"{case}, LPIPS": lpips, f"{case}, CW-SSIM": cw_ssim}
+
+    def compare(self, claim: Mapping[str, Any], words: Mapping[str, str]) -> Cases:
+        """Return the cases of a claim, which may be `of` trainings or costs instead of attackers."""
+        return self.trainings(claim["of"]).compare(claim, words) if "of" in claim else super().compare(claim, words)
+
+    @cached_property
+    def clients(self) -> list[AttackKey]:
+        """All clients that were attacked plainly."""
+        return [key for key in self.cells if key.adaptive == "none"]
+
+    def select(self, **labels: Any) -> Iterator[AttackKey]:
+        """Yield the plainly attacked clients with these labels."""
+        return super().select(**labels | {"adaptive": "none"})
+
+    def trainings(self, kind: str = "training") -> TrainingResults:
+        """Return the rows of one kind (training, cost, ...) without an attack."""
+        return TrainingResults(self.rows, kind)
+
+    def best_adaptive(self, client: AttackKey) -> AttackKey | None:
+        """Return the adaptive attacker with the highest mean PSNR; None if there is no adaptive attacker."""
+        attackers = [key for key in self.cells if key.client == client and key.adaptive != "none"]
+        psnr = {key: self.mean(key, "psnr") for key in attackers}
+        return max(attackers, key=lambda key: -math.inf if (x := psnr[key]) is None else x.value, default=None)
+
+    @cached_property
+    def _pictures(self) -> dict[tuple[AttackKey, str], dict[Picture, float]]:
+        """Scores of every reconstructed picture, by attacker and metric, for paired comparisons."""
+        scores: dict[tuple[AttackKey, str], dict[Picture, float]] = {}
+        for row in self.rows:
+            if row.metric in PAIRED and row.extra.get("item") is not None and row.value is not None:
+                picture = (row.seed, row.extra["target"], row.extra["item"])
+                scores.setdefault((attack_key(row), row.metric), {})[picture] = row.value
+        return scores
+
+    def less(self, one: AttackKey | None, other: AttackKey | None, metric: str, attack: Any = None) -> Estimate | None:
+        """Return the measure of one attacker minus that of another.
+
+        With one seed the attackers are compared target by target, with several seed by seed. A target counts once, by
+        the mean over its pictures: pictures of one update are not independent.
+        """
+        if one is None or other is None:
+            return None
+        first, second = (self._pictures.get((key, metric), {}) for key in (one, other))
+        shared = [key for key in first if key in second and math.isfinite(first[key] - second[key])]
+        targets = group_by(shared, lambda key: key[1])
+        if len(targets) > 1 and len({seed for seed, _, _ in shared}) == 1:
+            return mean_of([fmean(first[key] - second[key] for key in keys) for keys in targets.values()])
+        return super().less(one, other, metric)
+
+
+def attack_key(row: Row) -> AttackKey:
+    """Return the attacker and client of a row."""
+    extra, attack = row.extra, row.attack or ""
+    name = name_of(attack)
+    adaptive = re.search(r":adaptive=([\w-]+)", attack)
+    return AttackKey(
+        PAPERS_NAMES.get(name, name),
+        row.defense or "none",
+        adaptive[1] if adaptive else "none",
+        row.model,
+        row.dataset,
+        extra.get("batch_size", 1),
+        extra.get("labels", "inferred"),
+        extra.get("against") or "",
+        extra.get("stage", "untrained"),
+    )
+
+
+def base(defense: str) -> str:
+    """Return the name of a defense without its settings and error feedback.
+
+    Example:
+        >>> base("dgp:k1=0.05:k2=0.75+error-feedback")
+        'dgp'
+    """
+    return name_of(defense.partition("+")[0])
+
+
 def fig3(results: DgpResults) -> Tabulated:
     """Return Fig. 3, and the reconstructions of Table 1, with the claims of Section 6.2."""
-    return privacy_lines(results, _table1), [*judge_plain(results), *judge_adaptive(results)]
+    open_to_rob = {"ats": "used", "soteria": "", "precode": "", "noise": ""}
+    ssim = {
+        client.defense: results.mean(client, "cw_ssim")
+        for client in results.select(attack="rob", labels="inferred", stage="untrained")
+        if open_to_rob.get(base(client.defense)) == client.against
+    }
+    return privacy_lines(results, _table1), [*results.judge("recovery", open=ssim), *judge_adaptive(results)]
 
 
 def table1(results: DgpResults) -> Tabulated:
     """Return Table 1: the quality of the reconstructions, and the final accuracy."""
     lines, findings = fig3(results)
-    similar = ("ats", "soteria", "precode", "outpost", "top-k", "dgp")
-    cost = {name: _gain(results, name, "none") for name in similar}
-    noise = {"noise": _gain(results, "none", "noise")}
-    findings += judge_claims("dgp", "table1", similar=cost, noise=noise)
-    return lines + accuracy_lines(results, _table1_accuracy), findings
+    return lines + accuracy_lines(results, _table1_accuracy), [*findings, *results.judge("table1")]
 
 
 def table2(results: DgpResults) -> Tabulated:
@@ -58,56 +237,40 @@ def table2(results: DgpResults) -> Tabulated:
     cost = {f"{k[0]:g}, {k[1]:g}": trainings.less(usual, by_shares.get(k), ACCURACY) for k in strongest}
     lines = privacy_lines(results, paper) + accuracy_lines(results, paper_accuracy)
     total, ratio = _steps_up(results, "rob", sum), _steps_up(results, "ig", lambda k: k[0] / k[1])
-    return lines, judge_claims("dgp", "table2", total=total, ratio=ratio, cost=cost)
+    return lines, results.judge("table2", total=total, ratio=ratio, cost=cost)
 
 
-def _networks(data: str, results: DgpResults) -> Tabulated:
+def compare_networks(data: str, results: DgpResults) -> Tabulated:
     """Return Table 5 or 6: IG and Rob on more networks."""
 
     def paper(client: AttackKey) -> str:
         return _pair(find_printed("dgp", "table_5_6", data, client.attack, client.defense, client.model))
 
-    cases: Cases = {}
-    for client in results.select(defense="dgp"):
-        cases |= hide(results, client, client._replace(defense="none"), case(results, client))
-    return privacy_lines(results, paper), [*judge_claims("dgp", "table5", hidden=cases), *judge_adaptive(results)]
+    return privacy_lines(results, paper), [*results.judge("table5"), *judge_adaptive(results)]
 
 
-table5, table6 = partial(_networks, "cifar10"), partial(_networks, "cifar100")
+table5, table6 = partial(compare_networks, "cifar10"), partial(compare_networks, "cifar100")
 
 
 def table7(results: DgpResults) -> Tabulated:
     """Return Table 7: Top-k at 95 % against DGP at 80 %, on CIFAR-100."""
-    known = results.trainings()
-    cases = {x.model: known.less(x, known.other(x, defense="top-k"), ACCURACY) for x in known.select(defense="dgp")}
-    lines = accuracy_lines(
-        results, lambda x: _percent(find_printed("dgp", "table_7", base(x.defense), x.model), x, x.model)
-    )
-    return lines, judge_claims("dgp", "table7", better=cases)
+
+    def paper(training: TrainingKey) -> str:
+        number = find_printed("dgp", "table_7", base(training.defense), training.model)
+        return _percent(number, training, training.model)
+
+    return accuracy_lines(results, paper), results.judge("table7")
 
 
 def fig2(results: DgpResults) -> Tabulated:
     """Return Fig. 2: Top-k against DGP, the quality of IG's reconstructions and the accuracy over the epochs."""
-    lines, _ = fig3(results)
-    by_defense = {base(client.defense): client for client in results.clients}
-    apart = hide(results, by_defense.get("dgp"), by_defense.get("top-k"), "ig")
-    gap = {"accuracy": _gain(results, "dgp", "top-k")}
-    lines += accuracy_lines(results, _table1_accuracy)
-    return lines, judge_claims("dgp", "fig2", hidden=apart, accuracy=gap)
+    lines = privacy_lines(results, _table1) + accuracy_lines(results, _table1_accuracy)
+    return lines, results.judge("fig2")
 
 
 def fig4(results: DgpResults) -> Tabulated:
     """Return Fig. 4: accuracy with and without error feedback, on several networks and data sets."""
-    known = results.trainings()
-    several = len({x.data for x in known.keys}) > 1
-    near, gain, aligned = Cases(), Cases(), Cases()
-    for x in known.keys:
-        if x.defense == "dgp" + FEEDBACK:
-            name, bare = f"{x.model}, {x.data}" if several else x.model, known.other(x, defense="none")
-            near[name] = known.less(x, bare, ACCURACY)
-            gain[name] = known.less(x, x._replace(defense="dgp"), ACCURACY)
-            aligned[name] = known.less(known.other(x, defense="adgp"), bare, ACCURACY)
-    return accuracy_lines(results), judge_claims("dgp", "fig4", near=near, gain=gain, aligned=aligned)
+    return accuracy_lines(results), results.judge("fig4")
 
 
 def gallery(results: DgpResults) -> Tabulated:
@@ -116,14 +279,14 @@ def gallery(results: DgpResults) -> Tabulated:
     for client in results.select(defense="dgp"):
         for other in results.clients:
             if other._replace(defense=client.defense) == client and other != client:
-                cases |= hide(results, client, other, f"{case(results, client)}, {other.defense}")
-    findings = judge_claims("dgp", "gallery", best=cases)
+                cases |= results.contrast(client, other, case=f"{results.title(client)}, {other.defense}")
+    findings = results.judge("gallery", best=cases)
     if any(client.attack == "ggl" for client in results.clients):  # the second reason of Section 4.1
         right = {
-            case(results, client): combine(lambda share: 0.5 - share, results.of(client, "label_accuracy"))
+            results.title(client): combine(lambda share: 0.5 - share, results.of(client, "label_accuracy"))
             for client in results.select(defense="dgp")
         }
-        findings += judge_claims("dgp", "gallery", labels=right)
+        findings += results.judge("labels", right=right)
     return privacy_lines(results), [*findings, *judge_adaptive(results)]
 
 
@@ -132,14 +295,14 @@ def privacy_lines(results: DgpResults, paper: Callable[[AttackKey], str] = lambd
     lines = []
     for client in results.clients:
         title = f"{client.defense} ({client.against} pictures)" if client.against else client.defense
-        labels = {"attack": client.attack, "defense": title} | select_labels(results, client)
+        labels = {"attack": client.attack, "defense": title} | results.list_varied(client)
         adaptive = results.best_adaptive(client)
-        names = (*MEASURES, *(EXTREMES if client.attack == "rob" else ()), "label_accuracy")
+        names = (*PAIRED, *(EXTREMES if client.attack == "rob" else ()), "label_accuracy")
         cells: Cells = {name: results.mean(client, name) for name in names}
         cells["adaptive"] = adaptive.adaptive if adaptive else ""
         if adaptive is not None:
-            cells |= {f"adaptive {name}": results.mean(adaptive, name) for name in MEASURES}
-        lost = hide(results, client, adaptive, "").values()
+            cells |= {f"adaptive {name}": results.mean(adaptive, name) for name in PAIRED}
+        lost = results.contrast(client, adaptive).values()
         mark = PLAIN_ONLY if any(case is not None and case.low > SAME for case in lost) else ""
         lines.append(TableLine(labels, cells, paper(client), mark, RECOVERED))
     return lines
@@ -159,42 +322,16 @@ def accuracy_lines(results: DgpResults, paper: Callable[[TrainingKey], str] = la
 
 def left_out_lines(results: DgpResults) -> list[TableLine]:
     """Return a line for each setting that could not be measured."""
-    lines = []
-    for row in results.left_out:
-        labels = {"defense": row.defense or "none", "model": row.model, "reason": row.note or ""}
-        lines.append(TableLine(labels, {}, part=LEFT_OUT))
-    return lines
+    rows = [row for row in results.rows if row.metric == "left_out"]
+    labels = [{"defense": row.defense or "none", "model": row.model, "reason": row.note or ""} for row in rows]
+    return [TableLine(texts, {}, part=LEFT_OUT) for texts in labels]
 
 
 def _curve(results: DgpResults, training: TrainingKey) -> str:
     """Return the first seed's accuracy over the epochs as one line of text, scaled to its maximum."""
-    rows = [
-        row
-        for row in results.rows
-        if row.metric == ACCURACY
-        and row.extra.get("study") == "training"
-        and TrainingKey(row.defense or "none", row.model, row.dataset) == training
-    ]
-    values = [row.value or 0.0 for row in rows if row.seed == rows[0].seed]
-    return sparkline(values[:: max(1, len(values) // 20)])
-
-
-def select_labels(results: DgpResults, client: AttackKey) -> dict[str, str]:
-    """Return the labels in which the clients of a study differ, beside attack and defense."""
-    names = ("model", "data", "batch_size", "labels", "stage")
-    return {name: str(getattr(client, name)) for name in names if len({getattr(x, name) for x in results.clients}) > 1}
-
-
-def case(results: DgpResults, client: AttackKey) -> str:
-    """Return the client's name among the cases of a claim."""
-    settings = [client.defense] if ":" in client.defense else []
-    return ", ".join([client.attack, *select_labels(results, client).values(), *settings])
-
-
-def hide(results: DgpResults, one: AttackKey | None, other: AttackKey | None, name: str) -> Cases:
-    """Return how much less is seen of one client than of another: LPIPS is higher, CW-SSIM lower."""
-    lpips, cw_ssim = results.less(one, other, "lpips"), results.less(other, one, "cw_ssim")
-    return {f"{name}, LPIPS": lpips, f"{name}, CW-SSIM": cw_ssim}
+    trained = (row for row in results.rows if row.metric == ACCURACY and row.extra.get("study") == "training")
+    rows = [row for row in trained if (row.defense or "none", row.model, row.dataset) == training]
+    return curve([row.value or 0.0 for row in rows if row.seed == rows[0].seed])
 
 
 def _table1(client: AttackKey) -> str:
@@ -229,52 +366,12 @@ def shares(defense: str) -> tuple[float, float]:
     return part.make().shares if part is not None and part.name == "dgp" else (0.0, 0.0)
 
 
-def _gain(results: DgpResults, one: str, other: str) -> Estimate | None:
-    """Return the accuracy of training under one defense less that under another, both without their settings."""
-    trainings = results.trainings()
-    return trainings.less(trainings.one(defense=one), trainings.one(defense=other), ACCURACY)
-
-
-def judge_plain(results: DgpResults) -> list[Finding]:
-    """Judge the claims of Section 6.2 about plain attackers."""
-    every, shut, pruned = ("r-gap", "ig", "gi", "rob"), ("soteria", "noise", "top-k", "outpost", "dgp"), SAME_SHARE
-    open_to_rob = [("ats", "used"), ("soteria", ""), ("precode", ""), ("noise", "")]
-    ssim = {
-        defense: results.mean(client, "cw_ssim")
-        for defense, against in open_to_rob
-        if (client := _client(results, "rob", defense, against))
-    }
-    return judge_claims(
-        "dgp",
-        "recovery",
-        dgp=_compare(results, [(attack, "dgp", "none") for attack in every]),
-        open=ssim,
-        rob=_compare(results, [("rob", defense, "none") for defense in pruned]),
-        passive=_compare(results, [(attack, "dgp", defense) for attack in ("ig", "gi") for defense in pruned]),
-        r_gap=_compare(results, [("r-gap", defense, "none") for defense in shut]),
-    )
-
-
-def _compare(results: DgpResults, pairs: Iterable[tuple[str, str, str]]) -> Cases:
-    """Return how much more one defense hides than the other; `pairs` are (attack, one, other)."""
-    cases: Cases = {}
-    for attack, one, other in pairs:
-        first, second = (_client(results, attack, defense) for defense in (one, other))
-        cases |= hide(results, first, second, f"{attack}, {one}, {other}")
-    return cases
-
-
-def _client(results: DgpResults, attack: str, defense: str, against: str = "") -> AttackKey | None:
-    """Return the client of the untrained model whose labels are inferred, if it was attacked."""
-    return results.one(attack=attack, defense=defense, against=against, labels="inferred", stage="untrained")
-
-
 def _steps_up(results: DgpResults, attack: str, order: Callable[[tuple[float, float]], float]) -> Cases:
     """Return how much more each setting of DGP hides than the one before it."""
     ranks = [(order(shares(client.defense)), client) for client in results.select(attack=attack, defense="dgp")]
     cases: Cases = {}
     for (low, one), (high, two) in pairwise(sorted(ranks, key=lambda pair: pair[0])):
-        cases |= hide(results, two, one, f"{low:.3g} to {high:.3g}")
+        cases |= results.contrast(two, one, case=f"{low:.3g} to {high:.3g}")
     return cases
 
 
@@ -284,7 +381,7 @@ def judge_adaptive(results: DgpResults) -> list[Finding]:
     for defense in ("soteria", "precode", "top-k", "outpost", "dgp", "adgp"):
         cases: Cases = {}
         for client in results.select(defense=defense):
-            cases |= hide(results, results.best_adaptive(client), client, case(results, client))
+            cases |= results.contrast(results.best_adaptive(client), client, case=results.title(client))
         if any(case is not None for case in cases.values()):
-            findings += judge_claims("dgp", "recovery", {"defense": defense}, adaptive=cases)
+            findings += results.judge("adaptive", {"defense": defense}, hides=cases)
     return findings

@@ -8,11 +8,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from operator import sub
 from statistics import fmean
-from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -20,7 +19,6 @@ from torch.nn.functional import cross_entropy
 
 from secateur.attacks.inversion.updates import gradient_update
 from secateur.config import defense_of_updates
-from secateur.data.dataset import Dataset
 from secateur.defenses.error_feedback import upload_of
 from secateur.defenses.uploads import SendAll
 from secateur.evaluation.reconstruction import share_by_target
@@ -33,12 +31,13 @@ from secateur.metrics.estimates import combine, correlation, mean, mean_of
 from secateur.metrics.membership import Estimate, share_of
 from secateur.models.create import create
 from secateur.progress import progress
+from secateur.report.summary import group_by
 from secateur.runs.artifacts import Result
 from secateur.runs.rows import Row
 from secateur.seeding import derive
-from secateur.studies.claims import Cases, Finding, judge_claims
-from secateur.studies.dgp.results import DgpResults, base
-from secateur.studies.dgp.steps import AttackStep, DgpSetting, Step
+from secateur.studies.claims import Cases, Finding
+from secateur.studies.dgp.steps import DgpSetting
+from secateur.studies.dgp.tables import DgpResults, base
 from secateur.studies.table import Cells, TableLine, Tabulated
 from secateur.theory import convergence as theorems
 from secateur.theory.gradient_distance import cosine_distance, epsilon, relative_distance, theorem_1_cosine
@@ -56,26 +55,15 @@ PARTS = ("measured", "bound", "tight", "trivial")
 ENDLESS = 1e9  # cap on bound / trivial bound, for infinite bounds
 
 
-@dataclass(frozen=True)
-class DistanceStep(Step):
-    """A step that runs IG on updates near to and far from the gradient, with Proposition 1 at each reconstruction."""
-
-    name: ClassVar[str] = "distanced"
-
-    def __call__(self, setting: DgpSetting) -> None:
-        """Attack, then compare the sent update and the reconstruction with the truth."""
-        AttackStep(self.defenses, self.model, self.data, adaptive=())(setting)
-        super().__call__(setting)
-
-    def measure(self, setting: DgpSetting, model: str, defense: str) -> None:
-        """Add the rows of every target."""
-        exposure = AttackStep(self.defenses, self.model, self.data, adaptive=()).exposure(setting, model, defense)
-        for group in exposure.groups():
-            depends = exposure.depends(exposure.config.attacks[0], group)
-            by_target = setting.run.stage("distance", depends, partial(_compare, exposure, group)).data["targets"]
-            for number, values in zip(group, by_target, strict=True):
-                labels = setting.labels(model, exposure.context.data, defense, "theory", number=number)
-                setting.run.add(Row(**labels, metric=name, value=value) for name, value in values.items())
+def measure_distances(setting: DgpSetting) -> None:
+    """Compare the sent update and IG's reconstruction with the truth, for every target."""
+    exposure = replace(setting, step=replace(setting.step, name="ig", adaptive=())).exposure
+    for group in exposure.groups():
+        depends = exposure.depends(exposure.config.attacks[0], group)
+        by_target = setting.run.stage("distance", depends, partial(_compare, exposure, group)).data["targets"]
+        for number, values in zip(group, by_target, strict=True):
+            labels = setting.labels("theory", number=number)
+            setting.run.add(Row(**labels, metric=name, value=value) for name, value in values.items())
 
 
 def _compare(exposure: ClientExposure, group: range) -> Result:
@@ -117,9 +105,9 @@ def fig1(results: DgpResults) -> Tabulated:
     every = _by_target(targets)
     larger = {name: _larger(line, lines) for line in lines if base(name := line.labels["defense"]) == "dgp"}
     return lines, [
-        *judge_claims("dgp", "fig1", correlation=_correlations(every)),
-        *(finding for name, form in FORMS.items() for finding in _judge_form(every, name, form)),
-        *judge_claims("dgp", "fig1", epsilon=larger),
+        *results.judge("fig1", correlation=_correlations(every)),
+        *(finding for name, form in FORMS.items() for finding in _judge_form(results, every, name, form)),
+        *results.judge("epsilon", larger=larger),
     ]
 
 
@@ -136,10 +124,7 @@ def _targets(results: DgpResults) -> dict[tuple[str, int, int], Values]:
 
 def _by_target(targets: Mapping[tuple[str, int, int], Values]) -> list[list[Values]]:
     """Group the measures by target: results of several defenses on one picture are not independent."""
-    groups: dict[tuple[int, int], list[Values]] = {}
-    for (_, seed, number), values in targets.items():
-        groups.setdefault((seed, number), []).append(values)
-    return list(groups.values())
+    return [[targets[key] for key in keys] for keys in group_by(targets, lambda key: key[1:]).values()]
 
 
 def _correlations(targets: Sequence[Sequence[Values]]) -> Cases:
@@ -157,13 +142,13 @@ def _correlations(targets: Sequence[Sequence[Values]]) -> Cases:
     return cases
 
 
-def _judge_form(targets: Sequence[Sequence[Values]], name: str, form: str) -> list[Finding]:
+def _judge_form(results: DgpResults, targets: Sequence[Sequence[Values]], name: str, form: str) -> list[Finding]:
     """Judge that a form of the bound is rarely violated, over all defenses; the interval is over targets."""
     groups = [known for target in targets if (known := [bool(x[name]) for x in target if name in x])]
     hits = torch.tensor([hit for target in groups for hit in target])
     broken = share_by_target(hits, [len(target) for target in groups]) if groups else None
     room = None if broken is None else Estimate(RARE - broken.value, RARE - broken.high, RARE - broken.low)
-    return judge_claims("dgp", "fig1", {"form": form}, holds={"rarer than that by": room})
+    return results.judge("proposition_1", {"form": form}, holds={"rarer than that by": room})
 
 
 def _epsilon(targets: Sequence[Values], name: str) -> Estimate | None:
@@ -196,32 +181,22 @@ def _mean(targets: Sequence[Values], name: str, share: bool = False) -> Estimate
     return share_of(sum(known) / len(known), len(known)) if share else mean_of(known)
 
 
-@dataclass(frozen=True)
-class BoundStep(Step):
-    """A step that measures residual and gradient in a training by plain SGD, and computes the theorems' bounds.
+def measure_bounds(setting: DgpSetting) -> None:
+    """Train by plain SGD, and add the theorems' bounds beside the residual and the gradient that they bound.
 
-    Defenses are none, or with error feedback.
+    Defenses are none, or with error feedback. The gradient over the full train part is taken before every epoch. The
+    network has no BatchNorm, whose statistics make the evaluated loss differ from the trained loss.
     """
-
-    model: str = "lenet-zhu"  # no BatchNorm: its statistics make the evaluated loss differ from the trained loss
-    name: ClassVar[str] = "bounded"
-
-    def measure(self, setting: DgpSetting, model: str, defense: str) -> None:
-        """Train once, with the gradient over the full train part before every epoch."""
-        data = setting.data(self)
-        training = self._training(setting, model, data, defense)
-        measures = setting.run.stage("bounds", depends_of(training), partial(_train_and_bound, training)).data
-        labels = setting.labels(model, data, defense, "bounds")
-        setting.run.add(Row(**labels, metric=name, value=value) for name, value in measures.items())
-
-    def _training(self, setting: DgpSetting, model: str, data: Dataset, defense: str) -> CollaborativeTraining:
-        scale = setting.scale
-        net = create(model, data.input_shape, data.classes, derive(setting.seed, "initialise", "shared"))
-        schedule = Schedule(scale.epochs or EPOCHS, ((1, scale.learning_rate),))
-        upload = upload_of(defense_of_updates(defense)) or SendAll()
-        plan = Plan(scale.users, upload, schedule, momentum=0.0, weight_decay=0.0)
-        rng = derive(setting.seed, "collaborate", "bounds")
-        return CollaborativeTraining(net.to(setting.device), data, plan, rng, setting.device)
+    scale, data = setting.scale, setting.data
+    net = create(setting.model, data.input_shape, data.classes, derive(setting.seed, "initialise", "shared"))
+    schedule = Schedule(scale.epochs or EPOCHS, ((1, scale.learning_rate),))
+    upload = upload_of(defense_of_updates(setting.defense)) or SendAll()
+    plan = Plan(scale.users, upload, schedule, momentum=0.0, weight_decay=0.0)
+    rng = derive(setting.seed, "collaborate", "bounds")
+    training = CollaborativeTraining(net.to(setting.device), data, plan, rng, setting.device)
+    measures = setting.run.stage("bounds", depends_of(training), partial(_train_and_bound, training)).data
+    labels = setting.labels("bounds")
+    setting.run.add(Row(**labels, metric=name, value=value) for name, value in measures.items())
 
 
 def _train_and_bound(training: CollaborativeTraining) -> Result:
@@ -287,7 +262,7 @@ def convergence(results: DgpResults) -> Tabulated:
             cells |= {"K, at least": mean(of("smoothness"))}
             mark = "broken" if not check.holds else "says nothing" if check.vacuous else ""
             lines.append(TableLine({"theorem": title, "defense": training.defense}, cells, "", mark))
-    return lines, judge_claims("dgp", "convergence", holds=holds, tighter=tighter)
+    return lines, results.judge("convergence", holds=holds, tighter=tighter)
 
 
 def _sure(value: float) -> Estimate:

@@ -1,4 +1,8 @@
-"""The federations of mapp_fl's studies: their scales and specifications, and the runner that measures them.
+"""The federations of mapp_fl's studies: their specifications, the runner that measures them, and the plan of a study.
+
+Each study is a number of federations on one data set, and a table. `--data` selects the paper's other data sets, and
+`--set rounds=60 --set large=0+1+2` other sizes. `--set augment=false` omits the crops and flips on CIFAR-10. Every
+table ends with the effect of scoring batches and of more updates on Yeom's attack.
 
 The paper's setting (Section 5.2): ten clients; the server's network has u = 16, and small clients have half of its
 channels. Clients use Adam at rate .001, reset in every round, for one local epoch with batches of 128. There are 150
@@ -14,7 +18,7 @@ studies in one folder share the federations that they have in common, and an int
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any, Literal, NamedTuple
 
@@ -22,9 +26,12 @@ import torch
 from torch import Tensor, nn
 
 from secateur.catalogue import Choice
+from secateur.config import Federate, read
 from secateur.config.methods import choice, defense_of_clients
 from secateur.data.dataset import Dataset
 from secateur.data.partition import FEMNIST_GROUPS, dirichlet_sizes, writer_groups
+from secateur.errors import WrongInput
+from secateur.evaluation.setup import device_of
 from secateur.federated.augment import crop_and_flip
 from secateur.federated.build import rates_of, submodel_protection
 from secateur.federated.checkpoint import STAGE, FederationLog, depends_of, follow
@@ -40,14 +47,18 @@ from secateur.models.create import create
 from secateur.progress import progress
 from secateur.runs.artifacts import Result, key_of
 from secateur.runs.folder import Run
+from secateur.runs.rows import Row
 from secateur.runs.unfinished import forget
 from secateur.seeding import derive
-from secateur.studies.study import load_pictures, read_scales
+from secateur.studies.mapp.tables import MappResults, by_query
+from secateur.studies.study import Request, Scale, Study, StudyPlan, load_pictures, register, run_steps, scale_of
+from secateur.studies.table import Tabulated
 
 SIZES_SEED = 41  # with this seed ten clients of CIFAR-10 have the sizes of Table 2
 CLIENTS = 10
-UNITS = (8, 16, 32, 64)  # u of the available networks
 TESTED = 0.2  # test share of a data set without a test part
+ONE = "Intervals (95 %) are over the examples asked about and who is known, of one repeat; another may differ by more."
+MANY = "Values are means over repeats, with Student's 95 % intervals over them."
 
 
 @dataclass(frozen=True)
@@ -60,6 +71,7 @@ class Case:
     defense: str = "none"
     fresh: bool = False  # every repeat redraws the clients' dataset sizes
     uncovered: Literal["zero", "keep"] = "zero"  # treatment of cells that no client trained
+    attacks: tuple[str, ...] = ("yeom",)  # the same in all federations of a study
 
     @property
     def model(self) -> str:
@@ -67,32 +79,7 @@ class Case:
         return f"mapp-cnn-{self.unit}"
 
 
-@dataclass(frozen=True)
-class MappScale:
-    """The size of a study; the defaults are the paper's setting."""
-
-    data: str = "cifar10"
-    units: tuple[int, ...] = field(default=UNITS, metadata={"among": UNITS})  # network sizes of Fig. 1 and Table 3
-    large: tuple[int, ...] = field(default=tuple(range(10)), metadata={"among": range(CLIENTS + 1)})  # large clients
-    examples: int | None = None  # upper limit on the rows of the data set
-    rounds: int = 150
-    repeats: int = 3
-    draws: int = 5  # repeats of Fig. 1 and Table 3
-    batch_size: int = 128  # small: 32, or a client with a tenth of the data would take a single step
-    updates: int = 3  # held by the stateful attacker
-    shuffles: int = 2  # of the batches in which examples are scored
-    shadows: int = field(default=16, metadata={"least": 2, "even": True})  # shadow clients of LiRA and RMIA
-    smallest: int = 400  # least number of examples of a client that counts in a correlation
-    patience: int = 5  # early stopping of clients that train alone, in epochs
-    at_once: int = 12  # federations stacked on a GPU
-    threads: int = 1
-    augment: bool | None = None  # crops and flips of training pictures; None: on CIFAR-10, as in the public code
-
-
-SCALES = read_scales(MappScale, "mapp")
-
-
-def load_data(scale: MappScale, options: Mapping[str, Any]) -> Dataset:
+def load_data(scale: Scale, options: Mapping[str, Any]) -> Dataset:
     """Load the data of a study; a data set without a test part gets a fifth of its rows as test part."""
     data = load_pictures(options.get("data") or scale.data, options, scale.examples)
     if data.train_size < len(data.inputs):
@@ -103,12 +90,12 @@ def load_data(scale: MappScale, options: Mapping[str, Any]) -> Dataset:
     return replace(mixed, train_size=int((1 - TESTED) * len(order)))
 
 
-def with_augmentation(scale: MappScale, data: Dataset) -> MappScale:
+def with_augmentation(scale: Scale, data: Dataset) -> Scale:
     """Return the scale with `augment` set: by default True for CIFAR-10, as in the public code.
 
     The paper does not mention crops and flips.
     """
-    return scale if scale.augment is not None else replace(scale, augment=data.name == "cifar10")
+    return scale if scale.augment is not None else scale.change(augment=data.name == "cifar10")
 
 
 def shares_of(case: Case, data: Dataset, seed: int) -> list[Tensor]:
@@ -121,7 +108,7 @@ def shares_of(case: Case, data: Dataset, seed: int) -> list[Tensor]:
     return dirichlet_sizes(labels, CLIENTS, seed=SIZES_SEED, deal=seed)
 
 
-def terms_of(case: Case, scale: MappScale, data: Dataset, seed: int) -> SubmodelSpec:
+def terms_of(case: Case, scale: Scale, data: Dataset, seed: int) -> SubmodelSpec:
     """Return the specification of one federation."""
     shares = shares_of(case, data, seed)
     chosen = choice("submodel", case.submodels)
@@ -152,7 +139,7 @@ class MappRunner:
     """The run of a study's federations, with the data, device and attacks that they share."""
 
     run: Run
-    scale: MappScale
+    scale: Scale
     data: Dataset
     device: torch.device
     attacks: Sequence[Choice]
@@ -166,7 +153,7 @@ class MappRunner:
     @property
     def at_once(self) -> int:
         """The number of federations that are stacked; 1 on a CPU."""
-        return self.scale.at_once if self.device.type == "cuda" else 1
+        return int(self.scale.at_once) if self.device.type == "cuda" else 1
 
     @property
     def asking(self) -> Asking:
@@ -250,3 +237,45 @@ class MappRunner:
         timed = Measure("seconds", log.seconds, self.scale.rounds)
         self.run.show(log.figures)
         self.run.add([*log.rows, row_of(job.labels, timed, timing=True)])
+
+
+def cases_of(study: Study, scale: Scale) -> list[Case]:
+    """Return the federations of a study at a scale; cells are kept only beside federations that zero them."""
+    cases = study.read_steps(Case, units=scale.units, large=scale.large)
+    return [case for case in cases if case.uncovered == "zero" or case.large in scale.large]
+
+
+def plan(study: Study, request: Request) -> StudyPlan:
+    """Return the plan of all federations for every seed."""
+    scale, options = scale_of("mapp", request.scale, request.overrides), request.options
+    if options.get("model") is not None:
+        raise WrongInput("model", "studies of mapp_fl have networks of their own widths; leave it out")
+    cases = cases_of(study, scale)
+    fields = {"seeds": options.get("seeds") or (scale.draws if cases[0].fresh else scale.repeats)}
+    config = read(Federate, None, fields | {"device": options.get("device")})
+    device, data = device_of(config), load_data(scale, options)
+    scale = with_augmentation(scale, data)
+    attacks = cases[0].attacks
+    facts: dict[str, Any] = {"data": data.name, "rounds": scale.rounds}
+    facts |= {} if scale.examples is None else {"examples": scale.examples}
+    facts |= {"augmentation": "crop and flip" if scale.augment else "none"}
+    facts |= {"attacks": list(attacks), "seeds": config.seeds}
+
+    def measure(run: Run) -> None:
+        chosen = [choice("attack", name) for name in attacks]
+        MappRunner(run, scale, data, device, chosen).run_all(cases, config.seeds)
+
+    def tabulate(rows: Sequence[Row]) -> Tabulated:
+        results = MappResults(rows, scale.smallest)
+        lines, findings = study.tabulate(results)
+        return [*lines, *by_query(results)], findings
+
+    return StudyPlan(
+        run=lambda: run_steps(request, scale, device, config.seeds, measure, attacks=list(attacks)),
+        tabulate=tabulate,
+        facts=lambda rows: facts,
+        intervals=ONE if len(config.seeds) == 1 else MANY,
+    )
+
+
+register("mapp_fl", "mapp", plan)

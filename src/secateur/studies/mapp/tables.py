@@ -1,4 +1,4 @@
-"""Tables of mapp_fl with the paper's claims, judged against intervals.
+"""Results of mapp_fl's federations, and tables with the paper's claims, judged against intervals.
 
 They are about exposure by dataset and model size (Fig. 1, Table 3) and about channel rules (Tables 2, 4, 5 and 6,
 Figs. 3 and 4). Two are not in the paper: stronger attackers, and further defenses.
@@ -7,43 +7,158 @@ Figs. 3 and 4). Two are not in the paper: stronger attackers, and further defens
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from itertools import pairwise
 from operator import sub
+from typing import Any, ClassVar, Literal, NamedTuple
 
 from secateur.catalogue import name_of
-from secateur.metrics.estimates import Measure, average_on_same, combine, exposure_correlation, mean
+from secateur.metrics.estimates import SMALLEST, Measure, average, average_on_same, combine, exposure_correlation, mean
 from secateur.metrics.membership import Estimate
-from secateur.studies import read_data
-from secateur.studies.claims import Cases, Finding, judge_claims, negate
-from secateur.studies.mapp.results import (
-    ACCURACY,
-    EXPOSURE,
-    METRICS,
-    SERVER,
-    YEOM,
-    MappFederation,
-    MappResults,
-    Metric,
-    Query,
-)
+from secateur.report.summary import estimate
+from secateur.runs.rows import Row
+from secateur.studies.claims import Cases, negate
+from secateur.studies.results import Results
 from secateur.studies.table import Cells, TableLine, Tabulated, find_printed
 
+MIXED = "mixed"  # the batches in which examples are scored
 INDEPENDENT = ":coupling=independent"
+FIXED_OVER_DRAWN = {"heterofl-r": "osr", "mapp-fl-r": "gsr", "ufr": "fdropout"}  # rules with fixed channel sets
 QUERIES = "How the attacker asks: Yeom's advantage on the average client and server, over all federations here"
+
+
+class MappFederation(NamedTuple):
+    """One federation over its seeds."""
+
+    submodels: str
+    model: str
+    large: int
+    defense: str = "none"
+    uncovered: str = "zero"
+
+    @property
+    def unit(self) -> int:
+        """U of the server's network."""
+        last = self.model.rpartition("-")[2]
+        return int(last) if last.isdigit() else 0
+
+    @property
+    def title(self) -> str:
+        """The name in tables."""
+        rule = "fedavg" if self.submodels == "none" else self.submodels
+        kept = "" if self.uncovered == "zero" else f" (uncovered: {self.uncovered})"
+        return (rule if self.defense == "none" else f"{rule} + {self.defense}") + kept
+
+    @property
+    def alone(self) -> bool:
+        """True if the clients train alone."""
+        return name_of(self.submodels) == "local"
+
+
+class Query(NamedTuple):
+    """The queries of an attack; the defaults are those of the paper's numbers."""
+
+    attack: str = "yeom"
+    batches: str = MIXED
+    updates: int = 1
+
+
+class Metric(NamedTuple):
+    """A measure of a federation's server, of its average client, or of the average client with a smaller model."""
+
+    name: str
+    query: Query | None = None  # None: not a measure of an attack
+    of: Literal["server", "clients", "small"] = "clients"
+
+
+YEOM = Query()
+METRICS = {
+    "server_accuracy": Metric("test_accuracy", of="server"),
+    "server_advantage": Metric("advantage", YEOM, "server"),
+    "client_accuracy": Metric("test_accuracy"),
+    "client_advantage": Metric("advantage", YEOM),
+    "small_accuracy": Metric("test_accuracy", of="small"),
+}
+ACCURACY, EXPOSURE, SERVER = (METRICS[name] for name in ("client_accuracy", "client_advantage", "server_accuracy"))
+
+
+@dataclass(frozen=True)
+class MappResults(Results[MappFederation]):
+    """The rows of one study about clients and servers after the last round."""
+
+    paper: ClassVar[str] = "mapp"
+    smallest: int = SMALLEST  # examples of a client that counts in a correlation
+
+    def key_of(self, row: Row) -> MappFederation | None:
+        """Return the federation of a row about a last model; None for other rows."""
+        extra = row.extra
+        if "scope" not in extra:
+            return None
+        defense, uncovered = row.defense or "none", extra.get("uncovered", "zero")
+        return MappFederation(extra["submodels"], row.model, extra["large_clients"], defense, uncovered)
+
+    def attack_of(self, row: Row) -> Query | None:
+        """Return the queries of a row's attack."""
+        if row.attack is None:
+            return None
+        return Query(row.attack, row.extra.get("batches", MIXED), row.extra.get("updates", 1))
+
+    def client(self, federation: MappFederation, client: int, metric: str, query: Query | None = None) -> Measure:
+        """Return the metric of one client, by seed."""
+        return self.of(federation, metric, query, scope="client", client=client)
+
+    def clients(
+        self, federation: MappFederation, metric: str, query: Query | None = None, small: bool = False
+    ) -> dict[int, dict[int, Estimate]]:
+        """Return the metric of every client, or of those with smaller models, by seed and client."""
+        by_seed: dict[int, dict[int, Estimate]] = {}
+        for row in self.rows_of(federation, metric, query, scope="client"):
+            if not (small and row.extra["rate"] == 1):
+                by_seed.setdefault(row.seed, {})[row.extra["client"]] = estimate(row)
+        return by_seed
+
+    def value(self, federation: MappFederation | None, metric: Metric) -> Measure:
+        """Return a metric by seed; it is empty if it was not measured.
+
+        Accuracies of all clients are on the same test examples; attacks ask about each client's own members. Only
+        small clients count in a federation of clients that train alone, as in the paper.
+        """
+        if federation is None or metric.of == "server":
+            return self.of(federation, metric.name, metric.query, scope="server")
+        by_seed = self.clients(federation, metric.name, metric.query, federation.alone or metric.of == "small")
+        pooled = average if metric.query else average_on_same
+        return {seed: pooled(list(clients.values())) for seed, clients in by_seed.items()}
+
+    def points(self, federation: MappFederation) -> list[tuple[int, float]]:
+        """Return (dataset size, advantage) of every client of every seed."""
+        rows = self.rows_of(federation, "advantage", YEOM, scope="client")
+        return [(row.extra["data_size"], row.value or 0.0) for row in rows]
+
+    def less(
+        self, one: MappFederation | None, other: MappFederation | None, metric: Any, than: Any = None
+    ) -> Estimate | None:
+        """Return one federation's metric less the other's.
+
+        `metric` is a Metric or the title of one; `than` is the other's metric, if it is another one.
+        """
+        chosen = METRICS[metric] if isinstance(metric, str) else metric
+        return combine(sub, self.value(one, chosen), self.value(other, than or chosen))
 
 
 def rules(results: MappResults) -> Tabulated:
     """Return Table 5 and Fig. 4: every channel rule with two large clients."""
     lines = [_rule_line(results, federation, "table_5") for federation in results.keys]
-    known, named = _rules(results), _by_name(results)
-    resampled = (("osr", "heterofl-r"), ("gsr", "mapp-fl-r"), ("fdropout", "ufr"))
-    fixed = {f"{f} over {new}": results.compare(known.get(f), known.get(new), ACCURACY) for new, f in resampled}
-    served = {name: results.compare(rule, named.get("large"), SERVER) for name, rule in known.items()}
+    known = {federation.submodels: federation for federation in results.select(defense="none", model="mapp-cnn-16")}
+    fixed = {f"{x} over {y}": results.less(known.get(x), known.get(y), ACCURACY) for x, y in FIXED_OVER_DRAWN.items()}
+    served = {
+        name: results.less(rule, known.get("none"), SERVER)
+        for name, rule in known.items()
+        if name not in ("none", "local")
+    }
     findings = [
-        *_judge_pairs(results, "rules"),
-        *judge_claims("mapp", "all_rules", fixed=fixed, served=served),
-        *_judge_pairs(results, "baselines"),
+        *results.judge("rules"),
+        *results.judge("all_rules", fixed=fixed, served=served),
+        *results.judge("baselines"),
     ]
     return lines, [finding for finding in findings if finding.measured != "not measured here"]
 
@@ -52,7 +167,9 @@ def rules_and_clients(results: MappResults) -> Tabulated:
     """Return Table 5 as `rules` does, and Table 2 of the rules that it shows."""
     shown = ("none", "local", "mapp-fl")
     lines, findings = rules(results)
-    more, others = by_client(MappResults([row for row in results.rows if row.extra.get("submodels") in shown]))
+    more, others = by_client(
+        replace(results, rows=[row for row in results.rows if row.extra.get("submodels") in shown])
+    )
     clients = [replace(line, part="Client by client (Table 2)") for line in more if "client" in line.labels]
     return [*lines, *clients], [*findings, *others]
 
@@ -60,16 +177,16 @@ def rules_and_clients(results: MappResults) -> Tabulated:
 def by_client(results: MappResults) -> Tabulated:
     """Return Table 2: client by client, two of them large."""
     lines = []
-    sizes = results.sizes(results.keys[0])
-    first = sizes[min(sizes)]
-    for client in sorted(first):
+    rows = results.rows_of(results.keys[0], "test_accuracy", scope="client")
+    first = min(row.seed for row in rows)
+    for client, size in sorted((row.extra["client"], row.extra["data_size"]) for row in rows if row.seed == first):
         cells: Cells = {}
         for federation in results.keys:
             name = f"{federation.title} ({federation.unit})"
             cells[f"{name} accuracy"] = mean(results.client(federation, client, "test_accuracy"))
             cells[f"{name} advantage"] = mean(results.client(federation, client, "advantage", YEOM))
-        labels = {"client": str(client), "data size": str(first[client])}
-        lines.append(TableLine(labels, cells, _table2(first[client], client)))
+        labels = {"client": str(client), "data size": str(size)}
+        lines.append(TableLine(labels, cells, _table2(size, client)))
     lines += [
         replace(_rule_line(results, federation, "table_2_server"), part="Server and average client")
         for federation in results.keys
@@ -81,7 +198,7 @@ def by_client(results: MappResults) -> Tabulated:
         for client in sorted(next(iter(alone.values()), {})):
             accuracy = [results.client(federation, client, "test_accuracy") for federation in (mapp, local)]
             gains[f"client {client}"] = combine(sub, *accuracy)
-    return lines, [*judge_claims("mapp", "every_client", gains=gains), *_judge_pairs(results, "clients")]
+    return lines, [*results.judge("every_client", gains=gains), *results.judge("clients")]
 
 
 def by_large(results: MappResults) -> Tabulated:
@@ -95,19 +212,10 @@ def by_large(results: MappResults) -> Tabulated:
         numbers = find_printed("mapp", "table_4", results.rows[0].dataset, str(federation.large), federation.submodels)
         paper = _paper(numbers) if federation.uncovered == "zero" else ""
         lines.append(TableLine(labels, summary(results, federation), paper))
-    mapp = {f"{x.large} large": x for x in results.select(submodels="mapp-fl", uncovered="zero")}
-    cases: dict[str, Cases] = {}
-    for name, claim in read_data("mapp", "claims")["large"].items():
-        cases[name] = {}
-        for case, x in mapp.items():
-            higher, lower = (results.other(x, submodels=claim[side]) for side in ("higher", "lower"))
-            cases[name][case] = results.compare(higher, lower, METRICS[claim["metric"]])
-    small = mapp.get("0 large")
-    hetero = None if small is None else results.other(small, submodels="heterofl")
-    worse = {"average client": results.compare(small, small, ACCURACY, SERVER)}
-    as_good = {"average client": results.compare(hetero, hetero, SERVER, ACCURACY)}
-    findings = judge_claims("mapp", "large", **cases)
-    return lines, [*findings, *judge_claims("mapp", "no_large", worse=worse, as_good=as_good)]
+    small, hetero = (results.one(submodels=name, large=0, uncovered="zero") for name in ("mapp-fl", "heterofl"))
+    worse = {"average client": results.less(small, small, ACCURACY, SERVER)}
+    as_good = {"average client": results.less(hetero, hetero, SERVER, ACCURACY)}
+    return lines, [*results.judge("large"), *results.judge("no_large", worse=worse, as_good=as_good)]
 
 
 def couple_channels(results: MappResults) -> Tabulated:
@@ -120,15 +228,15 @@ def couple_channels(results: MappResults) -> Tabulated:
         paper = _paper(find_printed("mapp", "table_6", rule, coupling))
         lines.append(TableLine(labels, summary(results, federation), paper))
         if rule != federation.submodels:
-            cases[rule] = results.compare(results.other(federation, submodels=rule), federation, ACCURACY)
-    return lines, judge_claims("mapp", "couplings", coupled=cases)
+            cases[rule] = results.less(results.other(federation, submodels=rule), federation, ACCURACY)
+    return lines, results.judge("couplings", coupled=cases)
 
 
-def correlations(results: MappResults, smallest: int) -> Tabulated:
+def correlations(results: MappResults) -> Tabulated:
     """Return Table 3: Pearson's r of log10 dataset size and advantage by network."""
     lines, cases = [], Cases()
     for federation in results.keys:
-        result = exposure_correlation(results.points(federation), smallest)
+        result = exposure_correlation(results.points(federation), results.smallest)
         cells: Cells = {"r": "too few clients", "p": "", "clients": "", "excluded": ""}
         if result is not None:
             cells = {"r": result.r, "p": f"{result.p:.2g}"}
@@ -138,18 +246,18 @@ def correlations(results: MappResults, smallest: int) -> Tabulated:
         parameters = find_printed("mapp", "parameters", federation.model) or ""
         labels = {"network": federation.model, "parameters": parameters}
         lines.append(TableLine(labels, cells, "" if paper is None else f"{paper:.2f}"))
-    return lines, judge_claims("mapp", "sizes", correlation=cases)
+    return lines, results.judge("correlations", negative=cases)
 
 
-def complexity(results: MappResults, smallest: int) -> Tabulated:
+def complexity(results: MappResults) -> Tabulated:
     """Return Fig. 1: correlation of dataset size and advantage, and the average accuracy and advantage, by network."""
-    lines, findings = correlations(results, smallest)
+    lines, findings = correlations(results)
     for line, federation in zip(lines, results.keys, strict=True):
         line.cells.update(summary(results, federation))
     pairs = list(pairwise(sorted(results.keys, key=lambda federation: federation.unit)))
     for name, metric in (("advantage", EXPOSURE), ("clients' accuracy", ACCURACY)):
-        cases = {f"{b.model} over {a.model}": results.compare(b, a, metric) for a, b in pairs}
-        findings += judge_claims("mapp", "sizes", {"measure": name}, rises=cases)
+        cases = {f"{b.model} over {a.model}": results.less(b, a, metric) for a, b in pairs}
+        findings += results.judge("sizes", {"measure": name}, rises=cases)
     return lines, findings
 
 
@@ -172,7 +280,7 @@ def attackers(results: MappResults) -> Tabulated:
     def over(metric: str, compared: Iterable[Query]) -> Cases:
         """Return the metric of the other rules minus that of MaPP-FL."""
         return {
-            f"{query.attack}: {other.title} {other.unit}": results.compare(other, mapp, Metric(metric, query))
+            f"{query.attack}: {other.title} {other.unit}": results.less(other, mapp, Metric(metric, query))
             for query in (compared if mapp else ())
             for other in others
         }
@@ -182,11 +290,11 @@ def attackers(results: MappResults) -> Tabulated:
     ranked = [query for query in queries if query == YEOM or query not in thresholds]
     lira = next((query for query in queries if query.attack == "lira"), None)
     stronger: Cases = {
-        f"{x.title} {x.unit}": results.compare(x, x, Metric("auc", lira), Metric("auc", YEOM)) if lira else None
+        f"{x.title} {x.unit}": results.less(x, x, Metric("auc", lira), Metric("auc", YEOM)) if lira else None
         for x in results.keys
     }
     ranked_cases, anywhere = over("auc", ranked), over("advantage", thresholds)
-    return lines, judge_claims("mapp", "attackers", ranked=ranked_cases, anywhere=anywhere, stronger=stronger)
+    return lines, results.judge("attackers", ranked=ranked_cases, anywhere=anywhere, stronger=stronger)
 
 
 def add_defenses(results: MappResults) -> Tabulated:
@@ -195,13 +303,7 @@ def add_defenses(results: MappResults) -> Tabulated:
         TableLine({"rule": federation.submodels, "defense": federation.defense}, summary(results, federation))
         for federation in results.keys
     ]
-    private, costly = Cases(), Cases()
-    for federation in results.keys:
-        if federation.defense != "none":
-            bare = results.other(federation, defense="none")
-            private[federation.title] = results.compare(bare, federation, EXPOSURE)
-            costly[federation.title] = results.compare(bare, federation, SERVER)
-    return lines, judge_claims("mapp", "defenses", private=private, costly=costly)
+    return lines, results.judge("defenses")
 
 
 def by_query(results: MappResults) -> list[TableLine]:
@@ -246,27 +348,6 @@ def _rule_line(results: MappResults, federation: MappFederation, table: str) -> 
     mark = "the average of its small clients" if federation.alone else ""
     labels = {"rule": federation.title, "network": federation.model}
     return TableLine(labels, summary(results, federation), paper, mark)
-
-
-def _rules(results: MappResults) -> dict[str, MappFederation]:
-    """Return the federations with a channel rule and without a defense, by rule."""
-    return {x.submodels: x for x in results.select(defense="none") if x.submodels not in ("none", "local")}
-
-
-def _by_name(results: MappResults) -> dict[str, MappFederation | None]:
-    """Return the federations by the names that claims have for them."""
-    small, large = results.fedavg()
-    return {**_rules(results), "small": small, "large": large, "local": results.one(submodels="local")}
-
-
-def _judge_pairs(results: MappResults, table: str) -> list[Finding]:
-    """Judge the claims of a table that are about a metric of two federations each."""
-    named, cases = _by_name(results), {}
-    for name, claim in read_data("mapp", "claims")[table].items():
-        metric = METRICS[claim["metric"]]
-        case = claim.get("case", "server" if metric.of == "server" else "average client")
-        cases[name] = {case: results.compare(named.get(claim["higher"]), named.get(claim["lower"]), metric)}
-    return judge_claims("mapp", table, **cases)
 
 
 def _table2(size: int, client: int) -> str:

@@ -6,23 +6,24 @@ import math
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from operator import sub
-from typing import Any, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 from secateur.catalogue import name_of
 from secateur.metrics.estimates import Measure, combine, mean, mean_of
 from secateur.metrics.membership import Estimate, share_of
 from secateur.report.federation import is_federated
+from secateur.report.summary import group_by
 from secateur.runs.rows import Row
 from secateur.studies.results import Results
-from secateur.studies.table import Cells, TableLine, sparkline
+from secateur.studies.table import Cells, TableLine, curve
 
 NMI, PSNR, LOSS, CHANCE = "nmi_256", "psnr", "attack_loss", "nmi_256_chance"
 WITHHELD, ACCURACY = "withheld_of_all", "test_accuracy"
 GI, SGI = "gi-priprune", "sgi"
+FEMNIST, CIFAR10 = "femnist", "cifar10"  # the paper's data sets
 TITLES = {"data": "data", "model": "model", "batch": "batch size", "broadcast": "broadcast", "view": "view"}
 TITLES |= {"base": "base pruning", "rate": "base rate", "defense": "defense"}
 ALWAYS = ("base", "rate", "defense")  # labels of every line
-CURVE = 20  # points of a curve in a line of text
 Course = dict[tuple[int, int, int], float]  # a value by seed, round and client; client -1: the whole federation
 
 
@@ -39,14 +40,18 @@ class PripruneFederation(NamedTuple):
     view: str = "update"  # the server sees the update of every client, or with "sum" only the average
 
 
+Place = PripruneFederation | None  # None: it was not run
+
+
 @dataclass(frozen=True)
 class PripruneResults(Results[PripruneFederation]):
     """The rows of one study."""
 
+    paper: ClassVar[str] = "priprune"
     tested: Mapping[str, int]  # test examples of each data set
     stands: Mapping[tuple[str, str], str] = field(default_factory=dict)  # by model and data: the paper's data set
 
-    def key_of(self, row: Row) -> PripruneFederation | None:
+    def key_of(self, row: Row) -> Place:
         """Return the federation of a row; None for the bytes of one client and for several attacked clients pooled."""
         if not is_federated(row) or row.value is None or not math.isfinite(row.value):
             return None
@@ -61,7 +66,7 @@ class PripruneResults(Results[PripruneFederation]):
         """Return the attack of a row without its iterations and learning rate."""
         return None if row.attack is None else short_attack(row.attack)
 
-    def course(self, federation: PripruneFederation | None, metric: str, attack: str | None = None) -> Course:
+    def course(self, federation: Place, metric: str, attack: str | None = None) -> Course:
         """Return one measure over the rounds."""
         course = {}
         for row in self.rows_of(federation, metric, attack):
@@ -69,37 +74,35 @@ class PripruneResults(Results[PripruneFederation]):
             course[row.seed, row.extra["round"], -1 if client is None or _of_sum(row) else client] = row.value or 0.0
         return course
 
-    def strongest(self, federation: PripruneFederation | None, metric: str = NMI) -> str | None:
+    def strongest(self, federation: Place, metric: str = NMI) -> str | None:
         """Return the attack with the highest mean."""
         attacks = [] if federation is None else self.attacks_on(federation)
         means = {name: _mean(self.course(federation, metric, name)) for name in attacks}
         return max(means, key=lambda name: means[name], default=None)
 
-    def over(self, federation: PripruneFederation | None, metric: str, attack: str | None) -> Measure:
+    def over(self, federation: Place, metric: str, attack: str | None) -> Measure:
         """Return the mean over the attacked updates of each seed, with Student's interval."""
-        by_seed: dict[int, list[float]] = {}
-        for (seed, _, _), value in self.course(federation, metric, attack).items():
-            by_seed.setdefault(seed, []).append(value)
-        return {seed: mean_of(values) for seed, values in by_seed.items()}
+        course = self.course(federation, metric, attack)
+        by_seed = group_by(course, lambda key: key[0])
+        return {seed: mean_of([course[key] for key in keys]) for seed, keys in by_seed.items()}
 
-    def last(self, federation: PripruneFederation | None, metric: str) -> Measure:
+    def last(self, federation: Place, metric: str) -> Measure:
         """Return the value in the last round; of accuracies with Wilson's interval."""
         ends = {key[0]: value for key, value in sorted(self.course(federation, metric).items())}
         if federation is None or metric != ACCURACY:
             return {seed: Estimate(value, -math.inf, math.inf) for seed, value in ends.items()}
         return {seed: share_of(value, self.tested[federation.data]) for seed, value in ends.items()}
 
-    def less(
-        self, one: PripruneFederation | None, other: PripruneFederation | None, metric: str = NMI, attack: Any = SGI
-    ) -> Estimate | None:
-        """Return one federation's leakage less the other's: for one seed by update, for several by seed."""
+    def less(self, one: Place, other: Place, metric: str = NMI, attack: Any = SGI) -> Estimate | None:
+        """Return one federation's leakage less the other's: for one seed by update, for several by seed.
+
+        Accuracies are those of the last round.
+        """
+        if metric == ACCURACY:
+            return combine(sub, self.last(one, ACCURACY), self.last(other, ACCURACY))
         return paired_difference(*(self.course(federation, metric, attack) for federation in (one, other)))
 
-    def gain(self, one: PripruneFederation | None, other: PripruneFederation | None) -> Estimate | None:
-        """Return the last accuracy of one less that of the other."""
-        return combine(sub, self.last(one, ACCURACY), self.last(other, ACCURACY))
-
-    def saving(self, one: PripruneFederation | None, other: PripruneFederation | None) -> Estimate | None:
+    def saving(self, one: Place, other: Place) -> Estimate | None:
         """Return the share of one's NMI by which the other's is lower."""
         measures = self.over(one, NMI, SGI), self.over(other, NMI, SGI)
         return combine(lambda before, after: 1 - after / before if before else 0.0, *measures)
@@ -107,15 +110,11 @@ class PripruneResults(Results[PripruneFederation]):
 
 def paired_difference(one: Course, other: Course) -> Estimate | None:
     """Return the mean of one course less the other; both attack the same examples in the same rounds."""
-    by_seed: dict[int, list[float]] = {}
-    for key in one:
-        if key in other:
-            by_seed.setdefault(key[0], []).append(one[key] - other[key])
-    if not by_seed:
-        return None
-    if len(by_seed) == 1:
-        return mean_of(*by_seed.values())
-    return mean_of([sum(values) / len(values) for values in by_seed.values()])
+    shared = group_by((key for key in one if key in other), lambda key: key[0])
+    by_seed = [[one[key] - other[key] for key in keys] for keys in shared.values()]
+    if len(by_seed) < 2:
+        return mean_of(by_seed[0]) if by_seed else None
+    return mean_of([sum(values) / len(values) for values in by_seed])
 
 
 def _of_sum(row: Row) -> bool:
@@ -168,7 +167,7 @@ def _curve(course: Course) -> str:
     """Return a measure of the first seed over the rounds, as one line of text."""
     first = min((key[0] for key in course), default=0)
     values = [value for key, value in sorted(course.items()) if key[0] == first]
-    return sparkline(values[:: max(1, len(values) // CURVE)])
+    return curve(values)
 
 
 def _megabytes(results: PripruneResults, federation: PripruneFederation, metric: str) -> Estimate | None:

@@ -7,14 +7,14 @@ paper does not state, and `defenses`, with all defenses on one axis.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from itertools import pairwise
 
-from secateur.catalogue import name_of
 from secateur.metrics.estimates import combine, correlation, mean
 from secateur.metrics.membership import Estimate
-from secateur.studies.claims import Cases, Finding, judge, judge_claims, verdict
+from secateur.report.summary import group_by
+from secateur.studies.claims import Cases, Finding, judge, verdict
 from secateur.studies.priprune.results import (
     ACCURACY,
     CHANCE,
@@ -25,6 +25,7 @@ from secateur.studies.priprune.results import (
     SGI,
     WITHHELD,
     Course,
+    Place,
     PripruneFederation,
     PripruneResults,
     attackers,
@@ -34,10 +35,8 @@ from secateur.studies.priprune.results import (
 from secateur.studies.table import TableLine, Tabulated, find_printed
 
 NETWORKS = {"femnist": "conv-2", "cifar10": "vgg-11"}  # of the paper, by data set
-REAL = ("largest", "random", "mix")
 LAMBDAS = {"accuracy": 5.0, "privacy": 15.0, "sharing": 2e-5}  # and their defaults
 OPEN = {"alpha": ("alpha_0", 0.5), "step": ("its step", 0.01), "temperature": ("the temperature", 5.0)}  # defaults
-Compare = Callable[[PripruneFederation | None, PripruneFederation | None], Estimate | None]
 
 
 def fig3(results: PripruneResults) -> Tabulated:
@@ -50,7 +49,7 @@ def fig3(results: PripruneResults) -> Tabulated:
             )
             for federation in results.select(broadcast=broadcast)
         }
-        findings += judge_claims("priprune", "attacks", {"broadcast": broadcast}, sgi=cases)
+        findings += results.judge("stronger", {"broadcast": broadcast}, sgi=cases)
     return _mark_lines(results), [*findings, *_judge_falls(results, SGI), *_judge_agreement(results, SGI)]
 
 
@@ -61,7 +60,7 @@ def figa1(results: PripruneResults) -> Tabulated:
         if federation.rate > 0:
             above = {seed: _above_chance(results, federation, seed) for seed in results.over(federation, NMI, GI)}
             cases[f"{federation.base} {federation.rate:g}"] = combine(lambda value: -value, above)
-    return lines(results), [*judge_claims("priprune", "attacks", fails=cases), *_judge_falls(results, GI)]
+    return lines(results), [*results.judge("figa1", fails=cases), *_judge_falls(results, GI)]
 
 
 def figa2(results: PripruneResults) -> Tabulated:
@@ -82,7 +81,7 @@ def _judge_agreement(results: PripruneResults, attack: str) -> list[Finding]:
         nmi, psnr = (results.over(federation, metric, attack) for metric in (NMI, PSNR))
         pairs += [(nmi[seed].value, psnr[seed].value) for seed in nmi if seed in psnr]
     r = correlation(pairs) if len(pairs) > 1 else None
-    return judge_claims("priprune", "attacks", agree={f"r over {len(pairs)} federations": r})
+    return results.judge("agreement", agree={f"r over {len(pairs)} federations": r})
 
 
 def _mark_lines(results: PripruneResults) -> list[TableLine]:
@@ -97,15 +96,12 @@ def _mark_lines(results: PripruneResults) -> list[TableLine]:
 
 def _judge_falls(results: PripruneResults, attack: str, metric: str = NMI, name: str = "NMI") -> list[Finding]:
     """Judge that a measure falls from each pruning rate to the next higher one, all else being equal."""
-    groups: dict[PripruneFederation, list[PripruneFederation]] = {}
-    for federation in results.cells:
-        groups.setdefault(federation._replace(rate=0.0), []).append(federation)
     cases: Cases = {}
-    for group in groups.values():
+    for group in group_by(results.cells, lambda federation: federation._replace(rate=0.0)).values():
         for low, high in pairwise(sorted(group, key=lambda federation: federation.rate)):
             case = f"{low.base}, {low.broadcast}, {low.rate:g} to {high.rate:g}"
             cases[case] = results.less(low, high, metric, attack)
-    return judge_claims("priprune", "attacks", {"measure": name}, falls=cases)
+    return results.judge("falls", {"measure": name}, falls=cases)
 
 
 def _above_chance(results: PripruneResults, federation: PripruneFederation, seed: int) -> Estimate:
@@ -118,9 +114,7 @@ def _above_chance(results: PripruneResults, federation: PripruneFederation, seed
 
 def table2(results: PripruneResults) -> Tabulated:
     """Return Table 2: NMI of base prunings with and without PriPrune."""
-    findings = judge_claims(
-        "priprune", "table2", private=_compare_defended(results, lambda defended, bare: results.less(bare, defended))
-    )
+    findings = results.judge("table2")
     for data, base in (("femnist", "prunefl"), ("cifar10", "feddst")):
         share = find_printed("priprune", "saved", data, base)
         for federation in results.select(defense="priprune", base=base):
@@ -134,8 +128,7 @@ def table2(results: PripruneResults) -> Tabulated:
 def fig9(results: PripruneResults) -> Tabulated:
     """Return Fig. 9: Table 2 with the accuracies, on the trade-off plane of the page."""
     table, findings = table2(results)
-    kept = judge_claims("priprune", "table2", kept=_compare_defended(results, results.gain))
-    return table, [*kept, *findings]
+    return table, [*results.judge("fig9"), *findings]
 
 
 def tablea1(results: PripruneResults) -> Tabulated:
@@ -152,42 +145,25 @@ def tablea1(results: PripruneResults) -> Tabulated:
             case = f"{accuracy:g}, {sharing:g}: {privacy:g} to {after[1]:g}"
             cases[case] = results.less(federation, by_lambdas[after])
     paper = {by_lambdas[key]: value for key, value in _table_a1(by_lambdas).items()}
-    findings = judge_claims("priprune", "tablea1", lower=cases)
+    findings = results.judge("tablea1", lower=cases)
     return lines(results, lambda federation: paper.get(federation, "")), findings
 
 
 def fig6(results: PripruneResults) -> Tabulated:
     """Return Fig. 6: three ways to choose the withheld entries, each as real pruning and as pseudo-pruning."""
-    by_defense = {name_of(federation.defense): federation for federation in results.keys}
-    largest, pseudo = by_defense.get("largest"), by_defense.get("pseudo-largest")
-    others = [name for name in by_defense if name not in ("none", "pseudo-largest")]
-    return lines(results), judge_claims(
-        "priprune",
-        "fig6",
-        pseudo={name: results.gain(by_defense.get(f"pseudo-{name}"), by_defense.get(name)) for name in REAL},
-        private={name: results.less(by_defense.get(name), largest) for name in ("random", "mix")},
-        costly={name: results.gain(by_defense.get(name), largest) for name in ("random", "mix")},
-        best={name: results.less(by_defense[name], pseudo) for name in others},
-    )
+    return lines(results), results.judge("fig6")
 
 
 def fig8(results: PripruneResults) -> Tabulated:
     """Return Fig. 8: fixed defense rates and PriPrune on PruneFL, over the rounds."""
     bare, learnt = results.one(defense="none"), results.one(defense="priprune")
     fixed = sorted(results.select(defense="pseudo-largest"), key=_rate)
-    accuracy = judge_claims(
-        "priprune",
-        "fig8",
-        accurate={"accuracy": results.gain(learnt, bare)},
-        costly=_steps_up(fixed, results.gain),
-        unreached={f"{_rate(federation):g}": results.gain(bare, federation) for federation in fixed},
-        private={"NMI": results.less(bare, learnt)},
-    )
+    unreached = {f"{_rate(federation):g}": results.less(bare, federation, ACCURACY) for federation in fixed}
     most = {"NMI": results.less(fixed[-1] if fixed else None, learnt)}
     return lines(results), [
-        *accuracy,
+        *results.judge("fig8", costly=_steps_up(results, fixed, ACCURACY), unreached=unreached),
         _judge_rounds(results, bare, learnt),
-        *judge_claims("priprune", "fig8", comparable=most, hides=_steps_up(fixed, results.less)),
+        *results.judge("fig8_rates", comparable=most, hides=_steps_up(results, fixed, NMI)),
         _judge_balance(results, learnt, fixed),
         _judge_adaptation(results, learnt),
     ]
@@ -199,22 +175,18 @@ def figa4(results: PripruneResults) -> Tabulated:
     if not federations:
         return lines(results), []
     first, last = federations[0], federations[-1]
-    accurate: Cases = {_share(federation): results.gain(first, federation) for federation in federations[1:]}
+    accurate: Cases = {_share(federation): results.less(first, federation, ACCURACY) for federation in federations[1:]}
     private: Cases = {_share(federation): results.less(federation, last) for federation in federations[:-1]}
     hard: Cases = {_share(federation): results.less(last, federation, LOSS) for federation in federations[:-1]}
-    return lines(results), judge_claims("priprune", "figa4", accurate=accurate, private=private, hard=hard)
+    return lines(results), results.judge("figa4", accurate=accurate, private=private, hard=hard)
 
 
 def figa5(results: PripruneResults) -> Tabulated:
     """Return Fig. A5: largest at rising rates."""
     federations = [*results.select(defense="none"), *sorted(results.select(defense="largest"), key=_rate)]
-    return lines(results), judge_claims(
-        "priprune",
-        "figa5",
-        private=_steps_up(federations, results.less),
-        hard=_steps_up(federations, lambda low, high: results.less(high, low, LOSS)),
-        costly=_steps_up(federations, results.gain),
-    )
+    falls = {name: _steps_up(results, federations, metric) for name, metric in (("private", NMI), ("costly", ACCURACY))}
+    hard = {f"{_rate(low):g} to {_rate(high):g}": results.less(high, low, LOSS) for low, high in pairwise(federations)}
+    return lines(results), results.judge("figa5", hard=hard, **falls)
 
 
 def alpha(results: PripruneResults) -> Tabulated:
@@ -228,11 +200,11 @@ def alpha(results: PripruneResults) -> Tabulated:
         spread = max(values, default=0.0) - min(values, default=0.0)
         case = Estimate(spread, spread, spread) if len(values) > 1 else None  # one value has no spread
         tried = f"{title} ({', '.join(f'{value:g}' for value in sorted(by_value))})"
-        findings += judge_claims("priprune", "alpha", {"setting": tried}, moves={"rate": case})
+        findings += results.judge("moves", {"setting": tried}, moves={"rate": case})
     bare = results.one(defense="none")
     cases: Cases = {federation.defense: results.less(bare, federation) for federation in federations}
     started = ", ".join(map(str, sorted({_setting(federation, "alpha", 0.5) for federation in federations})))
-    return lines(results), [*findings, *judge_claims("priprune", "alpha", {"started": started}, private=cases)]
+    return lines(results), [*findings, *results.judge("alpha", {"started": started}, private=cases)]
 
 
 def defenses(results: PripruneResults) -> Tabulated:
@@ -242,22 +214,12 @@ def defenses(results: PripruneResults) -> Tabulated:
     others = [federation for federation in alone if federation not in (bare, learnt)]
     strongest = {federation: _strongest_course(results, federation) for federation in (*others, learnt)}
     cases: Cases = {x.defense: paired_difference(strongest[x], strongest[learnt]) for x in others}
-    paid: Cases = {federation.defense: results.gain(learnt, federation) for federation in others}
+    paid: Cases = {federation.defense: results.less(learnt, federation, ACCURACY) for federation in others}
     return lines(results), [
-        *judge_claims("priprune", "defenses", private=cases, accurate=paid),
+        *results.judge("defenses", private=cases, accurate=paid),
         _judge_balance(results, learnt, [federation for federation in alone if federation != learnt]),
         *_judge_sums(results, learnt),
     ]
-
-
-def _compare_defended(results: PripruneResults, compare: Compare) -> Cases:
-    """Return the comparison of each federation under PriPrune with the same one without a defense."""
-    return {
-        f"{federation.base}, {federation.model} on {federation.data}": compare(
-            federation, results.other(federation, defense="none")
-        )
-        for federation in results.select(defense="priprune")
-    }
 
 
 def _format_printed(results: PripruneResults, federation: PripruneFederation) -> str:
@@ -289,9 +251,7 @@ def _setting(federation: PripruneFederation, name: str, usual: float) -> float:
     return float(pairs.get(name, usual))
 
 
-def _judge_rounds(
-    results: PripruneResults, bare: PripruneFederation | None, learnt: PripruneFederation | None
-) -> Finding:
+def _judge_rounds(results: PripruneResults, bare: Place, learnt: Place) -> Finding:
     """Judge if the defended update leaks less in all attacked rounds."""
     claim = "PriPrune's NMI is the lower one throughout all rounds"
     if bare is None or learnt is None:
@@ -302,9 +262,7 @@ def _judge_rounds(
     return Finding(claim, count, verdict(sum(lower), len(lower) - sum(lower), len(lower), "every"))
 
 
-def _judge_balance(
-    results: PripruneResults, learnt: PripruneFederation | None, others: Iterable[PripruneFederation]
-) -> Finding:
+def _judge_balance(results: PripruneResults, learnt: Place, others: Iterable[PripruneFederation]) -> Finding:
     """Judge that no other is both as accurate and as private, by the means."""
     claim = "PriPrune has the best balance: no other is at least as accurate and as private"
     if learnt is None:
@@ -323,7 +281,7 @@ def _worth(results: PripruneResults, federation: PripruneFederation) -> tuple[fl
     return (accuracy.value if accuracy else -math.inf, -leak.value if leak else -math.inf)
 
 
-def _judge_adaptation(results: PripruneResults, learnt: PripruneFederation | None) -> Finding:
+def _judge_adaptation(results: PripruneResults, learnt: Place) -> Finding:
     """Judge Fig. 8d: the rate changes over the rounds."""
     claim = "PriPrune's defense rate adapts: it changes over the rounds by more than 1 point"
     course = {} if learnt is None else results.course(learnt, WITHHELD)
@@ -335,9 +293,11 @@ def _judge_adaptation(results: PripruneResults, learnt: PripruneFederation | Non
     return Finding(claim, f"{measured}{100 * max(values):.1f}%", judge(claim, {"": case}, bound=0.01).verdict)
 
 
-def _steps_up(federations: Sequence[PripruneFederation], compare: Compare) -> Cases:
-    """Return the comparison of each federation with the next, which has the next higher rate."""
-    return {f"{_rate(low):g} to {_rate(high):g}": compare(low, high) for low, high in pairwise(federations)}
+def _steps_up(results: PripruneResults, federations: Sequence[PripruneFederation], metric: str) -> Cases:
+    """Return the metric of each federation less that of the next, which has the next higher rate."""
+    return {
+        f"{_rate(low):g} to {_rate(high):g}": results.less(low, high, metric) for low, high in pairwise(federations)
+    }
 
 
 def _rate(federation: PripruneFederation) -> float:
@@ -355,7 +315,7 @@ def _no_other_set(federation: PripruneFederation, name: str) -> bool:
     return not others & {pair.partition("=")[0] for pair in federation.defense.split(":")[1:]}
 
 
-def _judge_sums(results: PripruneResults, learnt: PripruneFederation | None) -> list[Finding]:
+def _judge_sums(results: PripruneResults, learnt: Place) -> list[Finding]:
     """Judge how much secure aggregation hides, alone and with each defense, of all clients' pictures by round."""
     sums = list(results.select(view="sum"))
     less: Cases = {
@@ -363,24 +323,20 @@ def _judge_sums(results: PripruneResults, learnt: PripruneFederation | None) -> 
     }
     bare = results.one(defense="none", view="sum")
     enough = {"NMI": _in_rounds(results, learnt, bare)}
-    return judge_claims("priprune", "defenses", sums=less, enough=enough)
+    return results.judge("sums", sums=less, enough=enough)
 
 
-def _in_rounds(
-    results: PripruneResults, one: PripruneFederation | None, other: PripruneFederation | None
-) -> Estimate | None:
+def _in_rounds(results: PripruneResults, one: Place, other: Place) -> Estimate | None:
     """Return one's NMI less the other's under the strongest attackers, both as means over the victims of a round."""
     return paired_difference(*(by_round(_strongest_course(results, federation)) for federation in (one, other)))
 
 
 def by_round(course: Course) -> Course:
     """Return the mean over the clients of each round."""
-    rounds: dict[tuple[int, int, int], list[float]] = {}
-    for (seed, number, _), value in course.items():
-        rounds.setdefault((seed, number, -1), []).append(value)
-    return {key: sum(values) / len(values) for key, values in rounds.items()}
+    rounds = group_by(course, lambda key: (key[0], key[1], -1))
+    return {turn: sum(course[key] for key in keys) / len(keys) for turn, keys in rounds.items()}
 
 
-def _strongest_course(results: PripruneResults, federation: PripruneFederation | None) -> Course:
+def _strongest_course(results: PripruneResults, federation: Place) -> Course:
     """Return the NMI under the strongest attacker; empty if the federation was not run."""
     return results.course(federation, NMI, results.strongest(federation)) if federation in results.cells else {}

@@ -6,7 +6,8 @@ model size and rounds. Its text says that they follow the theory. Here both stan
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
+from functools import partial
 from typing import Any
 
 import torch
@@ -16,7 +17,7 @@ from secateur.catalogue import Choice
 from secateur.config import Federate, defense_of_clients
 from secateur.data.dataset import Dataset
 from secateur.errors import WrongInput
-from secateur.evaluation.theory_curves import RATE, ROUNDS, SIZE, THEORY, Axis, LeakageCurve, curves, updates
+from secateur.evaluation.theory_curves import BATCH, RATE, ROUNDS, SIZE, THEORY, Axis, LeakageCurve, curves, updates
 from secateur.federated.build import build_spec, network_of
 from secateur.federated.checkpoint import depends_of
 from secateur.federated.federation import Federation
@@ -25,8 +26,7 @@ from secateur.runs.artifacts import Result
 from secateur.runs.folder import Run
 from secateur.runs.rows import Row
 from secateur.studies.claims import Finding, judge, negate
-from secateur.studies.priprune.results import PripruneResults
-from secateur.studies.priprune.scale import BASE_RATE, CIFAR10, FEMNIST, Federations, PripruneScale
+from secateur.studies.priprune.results import CIFAR10, FEMNIST, PripruneResults
 from secateur.studies.table import Cells, TableLine, Tabulated, find_printed
 from secateur.theory.mutual_information import Forms, gradient_spectrum, over_rounds, single_round, single_round_prunefl
 
@@ -45,39 +45,21 @@ COLUMNS = {
     "rank": "d*",
 }
 OVER_ROUNDS = {"printed_rounds": "printed x T", "corrected_rounds": "corrected x T"}
+BASE_RATE = 0.3  # of studies in which something else varies
 RANKS = "(rank correlation over updates)"
-FIVE = ("random", "snip", "synflow", "feddst", "prunefl")  # Figs. 2, 3 and 4
 
 
-def by_rate(data: str, scale: PripruneScale) -> Federations:
-    """Return the federations of one data set by base pruning and rate."""
-    return _federations(FIVE, scale.leaking.rates[data], data, scale)
+def tabulate(axes: Sequence[Axis], results: PripruneResults) -> Tabulated:
+    """Return a part of the table for each axis of a figure, and its findings."""
+    known = updates(results.rows)
+    drawn = {axis: list(curves(known, axis)) for axis in axes}
+    lines = [line for along in drawn.values() for curve in along for line in _lines(curve)]
+    return lines, [finding for axis, along in drawn.items() for finding in _findings(axis, along)]
 
 
-def at_base_rate(bases: Sequence[str], data: str, scale: PripruneScale, **setting: Any) -> Federations:
-    """Return the federations of one data set at the base rate, with another network or batch size."""
-    return _federations(bases, [BASE_RATE], data, scale, **setting)
-
-
-def _federations(
-    bases: Sequence[str], rates: Sequence[float], data: str, scale: PripruneScale, brief: bool = True, **setting: Any
-) -> Federations:
-    model, batch_size = scale.leaking.networks_and_batches[data]
-    values: dict[str, Any] = {"model": model, "batch_size": batch_size} | setting
-    chosen = tuple(f"{base}:rate={rate:g}" for base in bases if base in scale.leaking.bases for rate in rates)
-    return Federations(chosen, data=data, brief=brief, **values)
-
-
-def tabulate(*axes: Axis) -> Callable[[PripruneResults], Tabulated]:
-    """Return the function from a figure's rows to a part for each of its axes, and its findings."""
-
-    def table(results: PripruneResults) -> Tabulated:
-        known = updates(results.rows)
-        drawn = {axis: list(curves(known, axis)) for axis in axes}
-        lines = [line for along in drawn.values() for curve in along for line in _lines(curve)]
-        return lines, [finding for axis, along in drawn.items() for finding in _findings(axis, along)]
-
-    return table
+by_rate = partial(tabulate, (RATE,))
+by_rate_and_batch = partial(tabulate, (RATE, BATCH))
+by_size_and_round = partial(tabulate, (SIZE, ROUNDS))
 
 
 def _lines(curve: LeakageCurve) -> Iterator[TableLine]:
@@ -122,7 +104,7 @@ def _findings(axis: Axis, drawn: Sequence[LeakageCurve]) -> Iterator[Finding]:
 
 
 def bound(
-    scale: PripruneScale, run: Run, config: Federate, data: Dataset, device: torch.device, seed: int, base: Choice
+    examples: int, run: Run, config: Federate, data: Dataset, device: torch.device, seed: int, base: Choice
 ) -> None:
     """Add the terms of Theorem 4.1 for the attacked updates of one federation as rows; the rounds are run again."""
     terms = build_spec(config, data, seed, base, defense_of_clients("none"))
@@ -131,7 +113,6 @@ def bound(
     )
     every = config.attack_every or config.rounds
     attacked = range(every, config.rounds + 1, every)
-    examples = scale.leaking.examples
     depends = depends_of(terms, federation.net, data, seed, device) | {"looks": list(attacked), "examples": examples}
     result = run.stage(
         THEORY, depends, lambda: Result({}, {"rounds": list(_bounds(federation, attacked, base, examples))})

@@ -1,6 +1,10 @@
-"""Tables of samia_ppb about attacks on pruned models and originals (Figs. 7 to 13, Table 1).
+"""Tables of samia_ppb about attacks on pruned models and originals (Figs. 7 to 13, Table 1), and about defenses.
 
-In Figs. 12, 13 and Table 1 the attacker does not know how the target was pruned.
+In Figs. 12, 13 and Table 1 the attacker does not know how the target was pruned. Figs. 16 to 19 are about defenses:
+their cost in accuracy, and the remaining attack accuracy. The paper omits points below 75 % of Basic's prediction
+accuracy or above Basic's attack accuracy. Here those points are shown and marked. A defense is judged by its point of
+least attack accuracy among those with at least 75 % of Basic's prediction accuracy. Points above Basic's attack
+accuracy count too: without them every defense would look good.
 """
 
 from __future__ import annotations
@@ -8,9 +12,11 @@ from __future__ import annotations
 from collections.abc import Iterable
 from operator import sub
 
+from secateur.catalogue import name_of
 from secateur.metrics.estimates import Measure, combine, correlation, mean, mean_of
 from secateur.metrics.membership import Estimate
-from secateur.studies.claims import Cases, Finding, equals, judge, judge_claims
+from secateur.report.summary import group_by
+from secateur.studies.claims import Cases, Finding, equals, judge
 from secateur.studies.results import AuditResults, VictimKey
 from secateur.studies.samia.behaviour import CLOSE
 from secateur.studies.table import Cells, TableLine, Tabulated, find_printed
@@ -25,6 +31,12 @@ PAIRINGS = (  # the attack on the pruned model and on the original, and the meas
 )
 GAPS = ("confidence_gap", "sensitivity_gap_size", "generalisation_gap")
 LITTLE = 0.05  # of the attack accuracy: a loss that the paper may call not too much
+USEFUL = 0.75  # of Basic's prediction accuracy
+TOO_INACCURATE, TOO_LEAKY = "below 75 % of Basic's accuracy", "above Basic's attack accuracy"
+GUESSING = 0.5
+AROUND = 0.03  # "around 50 %": at most this much above
+ATTACK = ("attack_accuracy", "samia")
+LOOSE, STRICT = ("l1-unstructured", "slimming"), ("l1-structured", "l2-structured")
 
 
 def risk_by_accuracy(results: AuditResults) -> Tabulated:
@@ -39,7 +51,7 @@ def risk_by_accuracy(results: AuditResults) -> Tabulated:
     leaky, other = ("l1-unstructured", "slimming"), ("l1-structured", "l2-structured")
     unlike = _compare_pruners(results, leaky, other)
     least = _compare_pruners(results, (*leaky, "l2-structured"), ("l1-structured",))
-    return lines, [*findings, *judge_claims("samia", "risk", unlike=unlike, least=least)]
+    return lines, [*findings, *results.judge("risk", unlike=unlike, least=least)]
 
 
 def risk_by_sparsity(results: AuditResults) -> Tabulated:
@@ -59,14 +71,13 @@ def gaps(results: AuditResults) -> Tabulated:
         lines.append(TableLine({"model": model.title}, cells))
     findings = []
     for name in GAPS:
-        rises = {m.title: results.less(m, m.source, name) for m in results.pruned}
-        findings += judge_claims("samia", "gaps", {"gap": _words(name)}, rises=rises)
+        findings += results.judge("gaps", {"gap": _words(name), "metric": name})
     for name in GAPS:
         for measure in ("attack_accuracy", "auc"):
             points = [(line.cells[name], line.cells[f"samia {measure}"]) for line in lines]
             known = [(x.value, y.value) for x, y in points if isinstance(x, Estimate) and isinstance(y, Estimate)]
             words = {"gap": _words(name), "measure": _words(measure)}
-            findings += judge_claims("samia", "gaps", words, correlates={"r": correlation(known)})
+            findings += results.judge("correlations", words, correlates={"r": correlation(known)})
     return lines, findings
 
 
@@ -87,7 +98,7 @@ def compare_attacks(results: AuditResults) -> Tabulated:
     for measure in ("attack_accuracy", "auc"):
         leads = {model.title: _lead(results, model, measure) for model in results.pruned}
         words = {"measure": _words(measure), "unit": "points" if measure == "attack_accuracy" else ""}
-        findings += judge_claims("samia", "attacks", words, leads=leads)
+        findings += results.judge("attacks", words, leads=leads)
     return lines, findings + _judge_pairings(results, "pruned models leak more than the original", results.pruned)
 
 
@@ -107,7 +118,7 @@ def vary_sparsity(results: AuditResults) -> Tabulated:
                     case = f"{models[-1].pruner} {target.sparsity:g} by shadows {shadow.sparsity:g}"
                     kept[case] = combine(_spare, row[target], row[shadow])
                     gained[case] = combine(sub, row[shadow], row[target])
-    return lines, judge_claims("samia", "unknown_sparsity", kept=kept, gained=gained)
+    return lines, results.judge("unknown_sparsity", kept=kept, gained=gained)
 
 
 def vary_pruning(results: AuditResults) -> Tabulated:
@@ -127,7 +138,7 @@ def vary_pruning(results: AuditResults) -> Tabulated:
     labels = {"experiment": "mean", "target": "", "shadows": ""}
     lines.append(TableLine(labels, cells, "" if paper is None else f"{100 * paper:.2f}%"))
     above = {"mean accuracy above guessing": mean_of([value - 0.5 for value in left])}
-    findings = judge_claims("samia", "unknown", effective=above)
+    findings = results.judge("unknown", effective=above)
     if paper is not None:
         findings.append(equals("the loss of attack accuracy is the paper's", average, paper))
     return lines, findings
@@ -203,8 +214,7 @@ def _authors(results: AuditResults, model: VictimKey, attack: str) -> str:
 
 def _families(results: AuditResults) -> list[list[VictimKey]]:
     """Return the models of each pruner by sparsity, the original first."""
-    pruners = dict.fromkeys(model.pruner for model in results.pruned)
-    families = [[model for model in results.pruned if model.pruner == name] for name in pruners]
+    families = group_by(results.pruned, lambda model: model.pruner).values()
     return [[models[0].source, *sorted(models, key=lambda model: model.sparsity)] for models in families]
 
 
@@ -233,3 +243,103 @@ def _experiment(results: AuditResults, seed: int, number: int) -> tuple[tuple[st
         title = f"{row.extra['attacker_pruner']} {row.extra['attacker_sparsity']:g}"
         sides.append((title, {seed: Estimate(row.value or 0.0, row.low or 0.0, row.high or 1.0)}))
     return sides[0], sides[1]
+
+
+def face_plain(results: AuditResults) -> Tabulated:
+    """Return Figs. 16 and 17: the attacker's shadow models are fine-tuned with Basic."""
+    ppb = {pruner: _best(results, pruner, "ppb") for pruner in _pruners(results)}
+    return _defense_lines(results), results.judge(
+        "non_adaptive",
+        near={pruner: _room(results, model, "attack_accuracy") for pruner, model in ppb.items()},
+        ranked={pruner: _room(results, model, "auc") for pruner, model in ppb.items()},
+        cost={p: _less(results, model, _basic(results, p), "test_accuracy", None) for p, model in ppb.items()},
+        adv=_rivals(results, "basic", "adv", LOOSE),
+        lower=_rivals(results, "adv", "ppb", STRICT),
+        dp=_rivals(results, "dp-sgd", "ppb"),
+    )
+
+
+def face_adaptive(results: AuditResults) -> Tabulated:
+    """Return Figs. 18 and 19: the attacker's shadow models are fine-tuned with the victim's defense."""
+    pruners = _pruners(results)
+    lowers, auc = (_rivals(results, "basic", "ppb", pruners, metric) for metric in ("attack_accuracy", "auc"))
+    findings = results.judge("adaptive", lowers=lowers, auc=auc)
+    for rival, key in (("ADV", "adv"), ("DP", "dp-sgd")):
+        findings += results.judge("best", {"rival": rival}, best=_rivals(results, key, "ppb", STRICT))
+    for defense, key in (("PPB", "ppb"), ("ADV", "adv")):
+        findings += results.judge("two_best", {"defense": defense}, two=_rivals(results, "dp-sgd", key, LOOSE))
+    return _defense_lines(results), findings
+
+
+def marks(results: AuditResults, model: VictimKey) -> list[str]:
+    """Return the reasons why the paper omits a point from its figure."""
+    useful, leaks = (
+        [results.mean(victim, *metric) for victim in (model, model.basic)]
+        for metric in (("test_accuracy", None), ATTACK)
+    )
+    reasons = []
+    if useful[0] and useful[1] and useful[0].value < USEFUL * useful[1].value:
+        reasons.append(TOO_INACCURATE)
+    if leaks[0] and leaks[1] and leaks[0].value > leaks[1].value:
+        reasons.append(TOO_LEAKY)
+    return reasons
+
+
+def _defense_lines(results: AuditResults) -> list[TableLine]:
+    lines = []
+    for model in results.keys:
+        cells: Cells = {"test_accuracy": results.mean(model, "test_accuracy")}
+        for attack in results.attacks:
+            cells |= {f"{attack} {name}": results.mean(model, name, attack) for name in ("attack_accuracy", "auc")}
+        if (epsilon := results.mean(model, "epsilon")) is not None:
+            cells["epsilon of fine-tuning"] = f"{epsilon.value:.3g}"
+        left_out = "; ".join(marks(results, model)) if model in results.pruned else ""
+        lines.append(
+            TableLine({"model": model.title}, cells, mark=f"left out by the paper: {left_out}" if left_out else "")
+        )
+    return lines
+
+
+def _pruners(results: AuditResults) -> list[str]:
+    return list(dict.fromkeys(model.pruner for model in results.pruned))
+
+
+def _best(results: AuditResults, pruner: str, defense: str) -> VictimKey:
+    """Return a defense's useful model of least attack accuracy; Basic's model if none is useful."""
+    defended = [x for x in results.pruned if x.defended and (x.pruner, name_of(x.defense)) == (pruner, defense)]
+    useful = [model for model in defended if TOO_INACCURATE not in marks(results, model)]
+    known = [(estimate.value, model) for model in useful if (estimate := results.mean(model, *ATTACK)) is not None]
+    return min(known, key=lambda scored: scored[0])[1] if known else _basic(results, pruner)
+
+
+def _basic(results: AuditResults, pruner: str) -> VictimKey:
+    return next(model for model in results.pruned if model.pruner == pruner).basic
+
+
+def _room(results: AuditResults, model: VictimKey, metric: str) -> Estimate | None:
+    """Return how far SAMIA is below the upper limit for guessing."""
+    return combine(lambda value: GUESSING + AROUND - value, results.of(model, metric, "samia"))
+
+
+def _less(
+    results: AuditResults, model: VictimKey, other: VictimKey, metric: str, attack: str | None = "samia"
+) -> Estimate | None:
+    """Return the measure of one model minus that of another."""
+    if model == other:
+        return Estimate(0.0, 0.0, 0.0)
+    return results.less(model, other, metric, attack)
+
+
+def _rivals(
+    results: AuditResults,
+    rival: str,
+    defense: str,
+    pruners: Iterable[str] = (*LOOSE, *STRICT),
+    metric: str = "attack_accuracy",
+) -> Cases:
+    """Return, per pruner, the attack's measure on the rival defense, or on Basic, minus that on the defense."""
+    return {
+        pruner: _less(results, _best(results, pruner, rival), _best(results, pruner, defense), metric)
+        for pruner in pruners
+        if pruner in _pruners(results)
+    }

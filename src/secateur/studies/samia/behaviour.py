@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 
 from secateur.metrics.estimates import mean_of
 from secateur.metrics.membership import Estimate
-from secateur.studies.claims import judge_claims
+from secateur.report.summary import group_by
 from secateur.studies.results import AuditResults, VictimKey
 from secateur.studies.table import Cells, TableLine, Tabulated, sparkline
 
@@ -17,19 +17,14 @@ CLOSE = 0.02  # of accuracy: for "close", "comparable" or "similar", where the p
 
 def histograms(results: AuditResults) -> Tabulated:
     """Return Fig. 1: the means of members and non-members, their gaps and histograms."""
-    findings = []
-    for name, gap in GAPS.items():
-        larger = {model.title: results.less(model, model.source, gap) for model in results.pruned}
-        findings += judge_claims("samia", "histograms", _words(name), larger=larger)
-    return _histogram_lines(results), findings
+    return _histogram_lines(results), [
+        finding for name in GAPS for finding in results.judge("histograms", _words(name))
+    ]
 
 
 def histograms_defended(results: AuditResults) -> Tabulated:
     """Return Fig. 14: Fig. 1 with PPB; Basic is Fig. 1's pruned model."""
-    findings = []
-    for name, gap in GAPS.items():
-        smaller = {model.title: results.less(basic, model, gap) for basic, model in _pair_with_basic(results)}
-        findings += judge_claims("samia", "histograms", _words(name), smaller=smaller)
+    findings = [finding for name in GAPS for finding in results.judge("histograms_defended", _words(name))]
     return _histogram_lines(results), findings
 
 
@@ -40,7 +35,7 @@ def by_class(results: AuditResults) -> Tabulated:
         classes = {model: _divergences(results, name, model) for model in results.keys}
         larger = {model.title: _class_change(classes[model], classes[model.source]) for model in results.pruned}
         spreads = {model.title: _spread(classes[model]) for model in results.pruned}
-        findings += judge_claims("samia", "classes", _words(name), larger=larger, differs=spreads)
+        findings += results.judge("classes", _words(name), larger=larger, differs=spreads)
     return _class_lines(results), findings
 
 
@@ -49,11 +44,11 @@ def by_class_defended(results: AuditResults) -> Tabulated:
     findings = []
     for name in GAPS:
         smaller, nearer = {}, {}
-        for basic, ppb in _pair_with_basic(results):
-            original, before, after = (_divergences(results, name, model) for model in (ppb.source, basic, ppb))
+        for ppb in (model for model in results.pruned if model.defended):
+            original, before, after = (_divergences(results, name, model) for model in (ppb.source, ppb.basic, ppb))
             smaller[ppb.title] = _class_change(before, after)
             nearer[ppb.title] = _class_change(_distances(before, original), _distances(after, original))
-        findings += judge_claims("samia", "classes", _words(name), smaller=smaller, nearer=nearer)
+        findings += results.judge("classes_defended", _words(name), smaller=smaller, nearer=nearer)
     return _class_lines(results), findings
 
 
@@ -74,26 +69,19 @@ def utility(results: AuditResults) -> Tabulated:
         for other in results.pruned
         if model.pruner == "l1-unstructured" != other.pruner and model.sparsity == other.sparsity
     }
-    return lines, judge_claims("samia", "utility", close=low, falls=falls, better=changes, loose=loose)
+    return lines, results.judge("utility", close=low, falls=falls, better=changes, loose=loose)
 
 
 def _ends(models: Sequence[VictimKey]) -> list[tuple[VictimKey, VictimKey]]:
     """Return, per pruner, the models of the lowest and the highest sparsity."""
-    pruners: dict[str, list[VictimKey]] = {}
-    for model in models:
-        pruners.setdefault(model.pruner, []).append(model)
-    by_sparsity = [sorted(group, key=lambda model: model.sparsity) for group in pruners.values()]
+    pruners = group_by(models, lambda model: model.pruner).values()
+    by_sparsity = [sorted(group, key=lambda model: model.sparsity) for group in pruners]
     return [(group[0], group[-1]) for group in by_sparsity]
-
-
-def _pair_with_basic(results: AuditResults) -> list[tuple[VictimKey, VictimKey]]:
-    """Return pairs of the Basic model and the defended model, for each defended model."""
-    return [(model._replace(defense="basic"), model) for model in results.pruned if model.defense != "basic"]
 
 
 def _words(quantity: str) -> dict[str, str]:
     """Return the words of a claim about confidence or sensitivity."""
-    return {"name": quantity, "unit": UNITS[quantity]}
+    return {"name": quantity, "unit": UNITS[quantity], "gap": GAPS[quantity]}
 
 
 def _histogram_lines(results: AuditResults) -> list[TableLine]:
@@ -116,14 +104,13 @@ def _class_lines(results: AuditResults) -> list[TableLine]:
     lines = []
     for name in GAPS:
         drawn = {model: results.figures_of(model, "classes", name) for model in results.keys}
-        classes = len(next(iter(drawn[results.keys[0]].values()))["members"])
-        for label in range(classes):
+        apart = {model: _divergences(results, name, model) for model in results.keys}
+        for label in range(len(next(iter(drawn[results.keys[0]].values()))["members"])):
             cells: Cells = {}
             for model, figures in drawn.items():
                 for side in ("members", "nonmembers"):
                     cells[f"{model.title}, {side}"] = _mean_known(values[side][label] for values in figures.values())
-                gaps = _divergences(results, name, model).values()
-                cells[f"{model.title}, divergence"] = _mean_known(values[label] for values in gaps)
+                cells[f"{model.title}, divergence"] = _mean_known(apart[model].get((seed, label)) for seed in figures)
             lines.append(TableLine({"quantity": name, "class": str(label)}, cells))
     return lines
 
@@ -133,37 +120,30 @@ def _mean_known(values: Iterable[float | None]) -> Estimate | None:
     return mean_of(known) if known else None
 
 
-Divergences = dict[int, list[float | None]]  # by seed and class
+Divergences = dict[tuple[int, int], float]  # by seed and class
 
 
 def _divergences(results: AuditResults, name: str, model: VictimKey) -> Divergences:
     """Return members minus non-members by seed and class; for sensitivity the absolute value."""
     size = abs if name == "sensitivity" else float
     return {
-        seed: [
-            None if inside is None or outside is None else size(inside - outside)
-            for inside, outside in zip(figure["members"], figure["nonmembers"], strict=True)
-        ]
+        (seed, label): size(inside - outside)
         for seed, figure in results.figures_of(model, "classes", name).items()
+        for label, (inside, outside) in enumerate(zip(figure["members"], figure["nonmembers"], strict=True))
+        if inside is not None and outside is not None
     }
 
 
 def _distances(first: Divergences, second: Divergences) -> Divergences:
     """Return the distance between two divergences, by seed and class."""
-    return {
-        seed: [None if a is None or b is None else abs(a - b) for a, b in zip(first[seed], second[seed], strict=True)]
-        for seed in first.keys() & second.keys()
-    }
+    return {key: abs(first[key] - second[key]) for key in first if key in second}
 
 
 def _class_change(larger: Divergences, smaller: Divergences) -> Estimate | None:
     """Return the mean change over classes; each class is compared with itself and averaged over seeds first."""
-    classes: dict[int, list[float]] = {}
-    for seed in larger.keys() & smaller.keys():
-        for label, (a, b) in enumerate(zip(larger[seed], smaller[seed], strict=True)):
-            if a is not None and b is not None:
-                classes.setdefault(label, []).append(a - b)
-    return mean_of([sum(values) / len(values) for values in classes.values()]) if classes else None
+    classes = group_by((key for key in larger if key in smaller), lambda key: key[1])
+    changes = [sum(larger[key] - smaller[key] for key in keys) / len(keys) for keys in classes.values()]
+    return mean_of(changes) if changes else None
 
 
 def _spread(divergences: Divergences) -> Estimate | None:
@@ -174,9 +154,12 @@ def _spread(divergences: Divergences) -> Estimate | None:
     """
     if not divergences:
         return None
-    first, *others = (divergences[seed] for seed in sorted(divergences))
-    known = [(value, label) for label, value in enumerate(first) if value is not None]
+    first, *others = sorted({seed for seed, _ in divergences})
+    known = [(value, label) for (seed, label), value in divergences.items() if seed == first]
     (_, low), (_, high) = min(known), max(known)
-    pairs = [(values[high], values[low]) for values in others]
-    apart = [a - b for a, b in pairs if a is not None and b is not None]
+    apart = [
+        divergences[seed, high] - divergences[seed, low]
+        for seed in others
+        if (seed, high) in divergences and (seed, low) in divergences
+    ]
     return mean_of(apart) if apart else None

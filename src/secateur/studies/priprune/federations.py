@@ -1,4 +1,8 @@
-"""Scales of priprune's studies, and their federations as configurations of `secateur federate`.
+"""The federations of priprune's studies as configurations of `secateur federate`, and the plan of a study.
+
+Each study is a number of federations and a table. All federations of a study write into one run folder. Studies in the
+same folder share their common federations, which are run once. Networks and data sets are the paper's. At smaller
+scales others stand in for them (scales.json), and every row names them.
 
 The paper's setting is one local step a round, 10 clients, learning rate .25, base rate .3 and 20 000 rounds. FEMNIST
 has 193 users with Conv-2 in batches of 20; CIFAR-10 has 100 equal users with VGG-11 in batches of 1. The loss is not
@@ -8,91 +12,63 @@ attacks every rounds / 20; the rounds that the paper attacked are not printed ei
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
+from itertools import product
 from typing import Any, Literal, NamedTuple
 
 import torch
 
 from secateur import tree
-from secateur.config import Federate, read
+from secateur.config import Federate, dump, read
 from secateur.data.dataset import Dataset
 from secateur.data.partition import by_writer
 from secateur.defenses.priprune import PRESETS, PriPrune
 from secateur.errors import WrongInput
+from secateur.evaluation.setup import device_of
+from secateur.experiments.federate import FederateExperiment, check_federate
 from secateur.federated.build import load_data
 from secateur.models.create import create
+from secateur.runs.folder import Run
+from secateur.runs.rows import Row
 from secateur.seeding import derive
-from secateur.studies import study
+from secateur.studies.priprune.results import CIFAR10, FEMNIST, PripruneResults
+from secateur.studies.priprune.theory import bound
+from secateur.studies.study import Request, Scale, Study, StudyPlan, register, run_steps, scale_of, select_steps
 
-FEMNIST, CIFAR10 = "femnist", "cifar10"
-BASE_RATE = 0.3  # of studies in which something else varies
-FOUR = ("prunefl", "feddst", "synflow", "snip")  # base prunings of Table 2
+FIVE = ("random", "snip", "synflow", "feddst", "prunefl")  # base prunings of Figs. 2, 3 and 4
 WEIGHTS = {FEMNIST: 6_603_710, CIFAR10: 9_385_994}  # number of weights of the paper's networks
 LAMBDAS = ("accuracy", "privacy", "sharing")
+PARTS = {name: name for name in ("bases", "defenses", "broadcast")}  # fields that `--set` can select from
+INTERVALS = {
+    True: "Leakage is the mean over the attacked rounds, in brackets Student's 95 % interval over these; "
+    "accuracies have Wilson's. Another seed may differ by more.",
+    False: "Values are means over seeds, with Student's 95 % intervals over them.",
+}
 
 
-@dataclass(frozen=True)
-class Grid:
-    """The base prunings, rates, batch sizes and networks of Figs. 2, 4 and 5, by the paper's data set."""
-
-    networks_and_batches: dict[str, tuple[str, int]]  # if something else varies
-    bases: tuple[str, ...]
-    rates: dict[str, tuple[float, ...]]
-    batches: dict[str, tuple[int, ...]]
-    networks: dict[str, tuple[str, ...]]
-    examples: int  # of a client, for the covariance of gradients; the number decides d*
-
-
-@dataclass(frozen=True)
-class StandIn:
-    """The data set and network that stand for those of the paper."""
-
-    data: str
-    model: str
-    batch_size: int
-    clients: int | None = None  # None: one a writer
-
-
-@dataclass(frozen=True)
-class PripruneScale:
-    """The size of a study; the defaults are the paper's setting."""
-
-    stand_ins: dict[str, StandIn]
-    leaking: Grid  # of Figs. 2, 4 and 5
-    rounds: int = 20_000
-    attacked: int = 20  # rounds
-    victims: int = 1  # clients that are attacked in such a round
-    brief_rounds: int = 1000  # of studies that only attack, by pruning rate; the paper does not say after how many
-    brief_attacked: int = 2
-    brief_victims: int = 5
-    per_round: int = 10
-    batch_size: int | None = None  # of a local step; None: the paper's for its data
-    learning_rate: float = 0.25
-    coverage: bool = False  # average over clients that sent an entry; in the paper a withheld 0 counts
-    iterations: int = 10_000  # of gi and sgi
-    attack_rate: float = 0.01
-    evaluated: int = 40  # rounds
-    examples: int | None = None  # at most so many rows of the data set
-    writers: int = 193  # at most so many of the train part; every client of PriPrune has a state
-    threads: int = 1
-    bases: dict[str, str] = field(default_factory=dict)  # settings of base prunings that suit fewer rounds
-    rates: tuple[float, ...] = (0.1, 0.3, 0.5, 0.7, 0.9)  # of base prunings
-    defense_rates: tuple[float, ...] = (0.1, 0.2, 0.3, 0.4, 0.5, 0.6)
-    grid: tuple[tuple[float, ...], ...] = ((1, 5, 10), (1, 10, 15), (2e-4, 2e-5, 2e-6))  # Table A1's lambdas
-    search: tuple[str, ...] = FOUR  # base prunings of studies by base
-
-
-SCALES = study.read_scales(PripruneScale, "priprune")
-
-
-def scale_of(name: str, overrides: Sequence[str]) -> PripruneScale:
+def read_scale(name: str, overrides: Sequence[str]) -> Scale:
     """Return a scale by its name, with `field=value` overrides."""
-    scale = study.scale_of(SCALES, name, overrides)
+    scale = scale_of("priprune", name, overrides)
     for rounds, attacked in ((scale.rounds, scale.attacked), (scale.brief_rounds, scale.brief_attacked)):
         if attacked > rounds:
             raise WrongInput("set", f"{attacked} attacked rounds are not possible; there are {rounds} rounds")
     return scale
+
+
+def values_of(scale: Scale) -> dict[str, Sequence[Any]]:
+    """Return the values of a scale that steps of studies.json name."""
+    grid = scale.leaking
+    values: dict[str, Sequence[Any]] = {name: getattr(scale, name) for name in ("rates", "defense_rates", "search")}
+    values |= dict(zip(LAMBDAS, scale.grid, strict=True))
+    values["low_rates"] = [rate for rate in scale.defense_rates if rate <= 0.5]
+    values["five_bounded"] = [name for name in FIVE if name in grid["bases"]]
+    values["six_bounded"] = [name for name in (*FIVE, "grasp") if name in grid["bases"]]
+    for data, (network, batch) in grid["networks_and_batches"].items():
+        values |= {f"network_{data}": [network], f"batch_{data}": [batch]}
+        values |= {f"{name}_{data}": grid[name][data] for name in ("rates", "batches", "networks")}
+    return values
 
 
 @dataclass(frozen=True)
@@ -108,6 +84,7 @@ class Federations:
     brief: bool = False  # few rounds: only the attack matters
     model: str | None = None  # None: the stand-in for the data set's network
     batch_size: int | None = None
+    bound: bool = False  # compute the terms of Theorem 4.1 for the attacked updates too
 
 
 class ConfiguredFederations(NamedTuple):
@@ -115,14 +92,14 @@ class ConfiguredFederations(NamedTuple):
 
     config: Federate
     data: Dataset
-    paper: str  # the paper's data set that the data stand in for
+    step: Federations
 
 
 @dataclass(frozen=True, eq=False)
 class PripruneSetting:
     """The context that all steps of a study share."""
 
-    scale: PripruneScale
+    scale: Scale
     options: Mapping[str, Any]  # the user's data, model, data_folder and device, if set
     seeds: list[int]
     needed: tuple[str, ...]  # the paper's data sets for which the study has steps
@@ -131,7 +108,7 @@ class PripruneSetting:
     def configs(self, step: Federations) -> Iterator[ConfiguredFederations]:
         """Yield the federations of a step, one configuration per base pruning; none if the user's data do not match."""
         stand_in = self.scale.stand_ins[step.data]
-        data = self.data_of(self.options.get("data") or stand_in.data, stand_in)
+        data = self.data_of(self.options.get("data") or stand_in["data"], stand_in)
         if self.options.get("data") and not self._stands_for(step.data, data):
             return
         for base in step.bases:
@@ -140,13 +117,13 @@ class PripruneSetting:
             defenses = [self._defense(text, step, name, data) for text in step.defenses]
             chosen = {"base_pruning": f"{name}:{settings}" if settings else name, "defense": defenses}
             config = read(Federate, None, self._fields(step, stand_in, data) | chosen)
-            yield ConfiguredFederations(config, data, step.data)
+            yield ConfiguredFederations(config, data, step)
 
-    def data_of(self, name: str, stand_in: StandIn) -> Dataset:
+    def data_of(self, name: str, stand_in: Mapping[str, Any]) -> Dataset:
         """Return a data set, which is loaded once."""
         key = name, self.scale.examples
         if key not in self.datasets:
-            fields = {"data": name, "model": self.options.get("model") or stand_in.model}
+            fields = {"data": name, "model": self.options.get("model") or stand_in["model"]}
             fields |= {"examples": self.scale.examples, "threads": self.scale.threads}
             fields |= {"data_folder": self.options.get("data_folder")}
             data, _ = load_data(read(Federate, None, fields))
@@ -161,26 +138,26 @@ class PripruneSetting:
         like = CIFAR10 if data.input_shape[0] == 3 else FEMNIST
         return paper == like or like not in self.needed
 
-    def _fields(self, step: Federations, stand_in: StandIn, data: Dataset) -> dict[str, Any]:
+    def _fields(self, step: Federations, stand_in: Mapping[str, Any], data: Dataset) -> dict[str, Any]:
         scale, options = self.scale, self.options
         rounds, attacked, victims = scale.rounds, scale.attacked, scale.victims
         if step.brief:
             rounds, attacked, victims = scale.brief_rounds, scale.brief_attacked, scale.brief_victims
-        by_writer = stand_in.clients is None and data.writers is not None
+        by_writer = stand_in["clients"] is None and data.writers is not None
         attacks = [f"{name}:iterations={scale.iterations}:learning_rate={scale.attack_rate:g}" for name in step.attacks]
         return {
             **{name: options.get(name) for name in ("data_folder", "device", "images")},
-            "data": options.get("data") or stand_in.data,
-            "model": options.get("model") or step.model or stand_in.model,
+            "data": options.get("data") or stand_in["data"],
+            "model": options.get("model") or step.model or stand_in["model"],
             "examples": scale.examples,
             "threads": scale.threads,
             "seeds": self.seeds,
             "rounds": rounds,
             "per_round": scale.per_round,
             "partition": "writer" if by_writer else "iid",
-            "clients": None if by_writer else stand_in.clients or 100,
+            "clients": None if by_writer else stand_in["clients"] or 100,
             "local_steps": 1,
-            "batch_size": step.batch_size or scale.batch_size or stand_in.batch_size,
+            "batch_size": step.batch_size or scale.batch_size or stand_in["batch_size"],
             "learning_rate": scale.learning_rate,
             "loss": "binary",
             "averaging": "coverage" if scale.coverage else "weighted",
@@ -210,7 +187,7 @@ class PripruneSetting:
 
     def _weights_ratio(self, step: Federations, data: Dataset) -> int:
         """Return the ratio of the paper's weights to the stand-in's: alpha settles at privacy / (sharing * weights)."""
-        model = self.options.get("model") or step.model or self.scale.stand_ins[step.data].model
+        model = self.options.get("model") or step.model or self.scale.stand_ins[step.data]["model"]
         net = create(model, data.input_shape, data.classes, derive(0, "check"))
         return max(1, round(WEIGHTS[step.data] / tree.count(tree.params_of(net))))
 
@@ -231,3 +208,68 @@ def of_first_writers(data: Dataset, number: int) -> Dataset:
     rows = torch.cat([inside, torch.arange(data.train_size, len(data.inputs))])
     parts = {name: getattr(data, name)[rows] for name in ("inputs", "labels", "writers")}
     return replace(data, **parts, train_size=len(inside))
+
+
+def plan(study: Study, request: Request) -> StudyPlan:
+    """Return the plan of all federations for every seed."""
+    parts = [text for text in request.overrides if text.partition("=")[0] in PARTS]
+    scale = read_scale(request.scale, [text for text in request.overrides if text not in parts])
+    config = read(Federate, None, {name: request.options.get(name) for name in ("seeds", "device")})
+    (steps, _), device = (
+        select_steps(study.read_steps(Federations, **values_of(scale)), parts, PARTS),
+        device_of(config),
+    )
+    setting = PripruneSetting(scale, request.options, config.seeds, tuple(step.data for step in steps))
+    ready = [federations for step in steps for federations in setting.configs(step)]
+    if not ready:
+        raise WrongInput("data", f"nothing of {request.study} is run on this data set; use another")
+    for federations in ready:
+        check_federate(federations.config, federations.data, device)
+    datasets = {federations.data.name: federations.data for federations in ready}
+    tested = {name: len(data.inputs) - data.train_size for name, data in datasets.items()}
+    stands = {(federations.config.model, federations.data.name): federations.step.data for federations in ready}
+    more = {"only": dict(text.split("=", 1) for text in parts)} if parts else {}
+    measure = partial(_run, scale, ready, device, config.seeds)
+    return StudyPlan(
+        run=lambda: run_steps(request, scale, device, config.seeds, measure, **more),
+        tabulate=lambda rows: study.tabulate(PripruneResults(rows, tested, stands)),
+        facts=lambda rows: _facts(scale, rows, ready) | {"seeds": config.seeds},
+        intervals=INTERVALS[len(config.seeds) == 1],
+    )
+
+
+def _run(
+    scale: Scale, ready: Sequence[ConfiguredFederations], device: torch.device, seeds: Sequence[int], run: Run
+) -> None:
+    """Run every federation for every seed; steps may share a federation, which is run once."""
+    done = set()
+    for seed, (config, data, step) in product(seeds, ready):
+        for base, defense in product(config.base_pruning, config.defense):
+            alone = config.model_copy(update={"base_pruning": [base], "defense": [defense], "seeds": [seed]})
+            if (key := str(dump(alone))) not in done:
+                done.add(key)
+                FederateExperiment(config, run, data, device).measure([seed], base, defense)
+                if step.bound:
+                    bound(scale.leaking["examples"], run, config, data, device, seed, base)
+
+
+def _facts(scale: Scale, rows: Sequence[Row], ready: Sequence[ConfiguredFederations]) -> dict[str, Any]:
+    """Return the settings that the numbers hold for: stand-ins for data and networks, and the reduced sizes."""
+
+    def unique(values: Iterable[Any]) -> list[Any]:
+        return list(dict.fromkeys(values))
+
+    configs = [federations.config for federations in ready]
+    facts: dict[str, Any] = {"data": unique(federations.data.name for federations in ready)}
+    facts |= {"model": unique(c.model for c in configs)}
+    facts |= {} if scale.examples is None else {"examples": scale.examples}
+    clients = unique(str(row.extra["clients"]) for row in rows if "clients" in row.extra)
+    facts |= {"clients": f"{scale.per_round} of {' or '.join(clients)} a round"}
+    facts |= {"batch": unique(c.batch_size for c in configs), "loss": configs[0].loss}
+    facts |= {"averaging": configs[0].averaging}
+    facts |= {"rounds": unique(c.rounds for c in configs), "attacked every": unique(c.attack_every for c in configs)}
+    facts |= {"victims": unique(c.attack_clients for c in configs)}
+    return facts | {"iterations": scale.iterations, "attack rate": scale.attack_rate}
+
+
+register("priprune", "priprune", plan)
