@@ -104,7 +104,7 @@ class Largest(Withholding):
         return mask_largest(steepness, number)
 
 
-@method("defense", "pseudo-largest", "priprune", acts_on="client", adaptive=("support",))
+@method("defense", "pseudo-largest", "priprune", acts_on="client", adaptive=("support+follows",))
 @dataclass(frozen=True)
 class PseudoLargest(Largest):
     """Withholds the weights with the largest gradients, and trains on with them (Largest (Pseudo); priprune Fig. 7).
@@ -132,7 +132,7 @@ class RandomShare(Withholding):
         return mask_largest(chance, number)
 
 
-@method("defense", "pseudo-random", "priprune", acts_on="client", adaptive=("support",))
+@method("defense", "pseudo-random", "priprune", acts_on="client", adaptive=("support+follows",))
 @dataclass(frozen=True)
 class PseudoRandomShare(RandomShare):
     """Withholds weights drawn at random, and trains on with them (Random (Pseudo); priprune Fig. 6).
@@ -169,7 +169,7 @@ class Mix(Withholding):
         return steepest | mask_largest(torch.where(steepest, -1, chance), number - first)
 
 
-@method("defense", "pseudo-mix", "priprune", acts_on="client", adaptive=("support",))
+@method("defense", "pseudo-mix", "priprune", acts_on="client", adaptive=("support+follows",))
 @dataclass(frozen=True)
 class PseudoMix(Mix):
     """Withholds half of its rate by the largest gradients and half at random, and trains on with them (Mix (Pseudo)).

@@ -53,7 +53,8 @@ UPLOADS = ("dgp+error-feedback", "top-k+error-feedback", "noise", "dp", "pseudo-
 SUMMED = ("none", "pseudo-largest", "priprune")  # run under secure aggregation too
 MIXES = ("0", "0.3333333333", "0.6666666667", "1")  # shares of the 30 % withheld: 0, 10, 20 and 30 % largest gradients
 BOTH = (GI, SGI)  # also where one attack would do: studies in one folder then share the federations of Fig. 3
-REMEMBERING = (SGI, f"{SGI}:follows=true")  # the paper's attack, and one that knows the client's last update
+# the paper's attack, one that knows the client's last update, one that compares sent entries only, and one with both
+INFORMED = (SGI, f"{SGI}:follows=true", f"{SGI}:adaptive=support", f"{SGI}:adaptive=support:follows=true")
 ALPHAS = ("alpha=0.1", "alpha=0.5", "alpha=0.9", "step=0.001", "step=0.1", "temperature=1", "temperature=20")
 EQ_17 = "normalise=global"  # the other reading of Eq. 17, which is illegible in the paper
 
@@ -132,7 +133,7 @@ def _facts(scale: PripruneScale, rows: Sequence[Row], ready: Sequence[Configured
 
 
 def _both(scale: PripruneScale) -> list[Federations]:
-    return [Federations(scale.search, ("none", "priprune"), data, REMEMBERING) for data in (FEMNIST, CIFAR10)]
+    return [Federations(scale.search, ("none", "priprune"), data, INFORMED) for data in (FEMNIST, CIFAR10)]
 
 
 def _rates(bases: Sequence[str], scale: PripruneScale) -> tuple[str, ...]:
@@ -154,7 +155,7 @@ def _attack_all(bases: Sequence[str], *more: str, broadcasts: Sequence[str] = ("
 
 def _list_fixed_rates(scale: PripruneScale) -> list[Federations]:
     fixed = [f"pseudo-largest:rate={rate:g}" for rate in scale.defense_rates]
-    return [Federations(defenses=("none", "priprune", *fixed), attacks=REMEMBERING)]
+    return [Federations(defenses=("none", "priprune", *fixed), attacks=INFORMED)]
 
 
 def _largest(scale: PripruneScale) -> list[Federations]:
@@ -172,9 +173,9 @@ def _all_defenses(scale: PripruneScale) -> list[Federations]:
 
     Some defenses are run under secure aggregation as well, where the server sees only the sum over a round's clients.
     """
-    attacks = (SGI, f"{SGI}:adaptive=support")
-    everything = Federations(("snip",), ("none", *WITHHOLDING, "priprune", *UPLOADS), attacks=attacks)
-    return [everything, replace(everything, defenses=SUMMED, view="sum")]
+    everything = Federations(("snip",), ("none", *WITHHOLDING, "priprune", *UPLOADS), attacks=INFORMED)
+    followed = tuple(attack for attack in INFORMED if "follows" not in attack)  # a sum shows no client to follow
+    return [everything, replace(everything, defenses=SUMMED, view="sum", attacks=followed)]
 
 
 def _femnist_by_rate(scale: PripruneScale) -> list[Federations]:
@@ -198,7 +199,7 @@ STUDIES = {
     "priprune-fig3": FederatedStudy(tables.fig3, _attack_all(FIVE, broadcasts=("dense", "masked"))),
     "priprune-fig4": FederatedStudy(theory.tabulate(RATE, BATCH), _rates_and_batches, theory.bound),
     "priprune-fig5": FederatedStudy(theory.tabulate(SIZE, ROUNDS), _networks_and_rounds, theory.bound),
-    "priprune-fig6": FederatedStudy(tables.fig6, _defend(("none", *WITHHOLDING), attacks=REMEMBERING)),
+    "priprune-fig6": FederatedStudy(tables.fig6, _defend(("none", *WITHHOLDING), attacks=INFORMED)),
     "priprune-fig8": FederatedStudy(tables.fig8, _list_fixed_rates),
     "priprune-fig9": FederatedStudy(tables.fig9, _both),
     "priprune-table2": FederatedStudy(tables.table2, _both),
