@@ -91,7 +91,7 @@ class Withholding:
         return whole_part(self.rate * (size if keep is None or self.of == "all" else keep.sum().double()))
 
 
-@method("defense", "largest", "priprune", acts_on="client", adaptive=("support",))
+@method("defense", "largest", "priprune", acts_on="client", adaptive=("support+follows",))
 @dataclass(frozen=True)
 class Largest(Withholding):
     """Prunes the weights with the largest gradients before they are sent (Largest; priprune Section 5.1, Insight 1).
@@ -115,7 +115,7 @@ class PseudoLargest(Largest):
     pseudo: bool = True
 
 
-@method("defense", "random", "priprune", acts_on="client", adaptive=("support",))
+@method("defense", "random", "priprune", acts_on="client", adaptive=("support+follows",))
 @dataclass(frozen=True)
 class RandomShare(Withholding):
     """Prunes weights drawn at random before they are sent, anew in every round (Random; priprune Section 5.1).
@@ -143,7 +143,7 @@ class PseudoRandomShare(RandomShare):
     pseudo: bool = True
 
 
-@method("defense", "mix", "priprune", acts_on="client", adaptive=("support",))
+@method("defense", "mix", "priprune", acts_on="client", adaptive=("support+follows",))
 @dataclass(frozen=True)
 class Mix(Withholding):
     """Prunes half of its rate by the largest gradients and half at random before sending (Mix; priprune Section 5.1).
