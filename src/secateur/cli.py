@@ -19,7 +19,7 @@ import typer
 import typer.core
 import typer.main
 
-from secateur.errors import WrongInput, unknown
+from secateur.errors import WrongInput, printable, unknown
 from secateur.exits import Exit, Fault, UsageError, guard
 
 if TYPE_CHECKING:
@@ -46,6 +46,10 @@ class Command(typer.core.TyperCommand):
 
     def invoke(self, ctx: Any) -> Any:
         """Run the command; an error that is not the user's becomes a fault that knows the run's folder."""
+        for name, value in ctx.params.items():
+            for text in value if isinstance(value, list | tuple) else (value,):
+                if isinstance(text, str | Path) and not str(text).isascii():
+                    _check_text(name, str(text))
         try:
             return super().invoke(ctx)
         except (WrongInput, UsageError, typer.Abort, typer.Exit):
@@ -82,6 +86,14 @@ class RunCommand(Command):
         values = {parameter.name: ctx.params.pop(parameter.name) for parameter in self.inputs}
         ctx.obj = read_settings(self.schema, values)
         return super().invoke(ctx)
+
+
+def _check_text(field: str, text: str) -> None:
+    """Refuse a name that is not UTF-8: no page and no row could show it, after all the work."""
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        raise WrongInput(field, f"{text} is not valid UTF-8; use another name") from None
 
 
 def _run_file(file: File = None, config: Config = None, set_: Set = None) -> None:
@@ -198,7 +210,7 @@ def audit(
 
     settings: Audit = ctx.obj
     if dry_run:
-        typer.echo("\n".join(plan(settings)))
+        say(*plan(settings))
         return
     _check_writable(junit)
     if settings.predictions is not None:
@@ -210,7 +222,7 @@ def audit(
     checks = _check_limits(rows, settings.limits)
     _print(rows, json_, partial(print_audit, limits=checks), f"the page: {out / 'report.html'}")
     if not settings.trains_shadows and not json_:
-        typer.echo(STRONGER)
+        say(STRONGER)
     _hold(checks, junit)
 
 
@@ -231,7 +243,7 @@ def invert(
 
     settings: Invert = ctx.obj
     if dry_run:
-        typer.echo("\n".join(plan(settings)))
+        say(*plan(settings))
         return
     _check_writable(junit)
     rows = run_invert(settings, out)
@@ -256,7 +268,7 @@ def federate(
 
     settings: Federate = ctx.obj
     if dry_run:
-        typer.echo("\n".join(plan(settings)))
+        say(*plan(settings))
         return
     _check_writable(junit)
     rows = run_federate(settings, out)
@@ -342,7 +354,7 @@ def reproduce(
         typer.echo(json.dumps(list(table.rows())))
         return
     typer.echo(table.markdown())
-    typer.echo(f"the table: {folder / 'table.md'}\nthe page: {folder / 'report.html'}")
+    say(f"the table: {folder / 'table.md'}", f"the page: {folder / 'report.html'}")
 
 
 @run_command()
@@ -363,11 +375,11 @@ def sweep(
 
     settings: Sweep = ctx.obj
     if dry_run:
-        typer.echo("\n".join(piece.label for piece in plan_at(settings, address)))
+        say(*(piece.label for piece in plan_at(settings, address)))
         return
     result = run_sweep(settings, out, address, workers)
     summary = f"{len(result.rows)} rows of {len(result.entries)} pieces: {out / 'results.jsonl'}"
-    _print(result.rows, json_, lambda rows: typer.echo(summary), f"the page: {out / 'report.html'}")
+    _print(result.rows, json_, lambda rows: say(summary), f"the page: {out / 'report.html'}")
     _fail(result.failed + result.passed_limits, Exit.FAULT if result.failed else Exit.LIMIT)
 
 
@@ -417,9 +429,7 @@ def init(
         weights = Path(text) if text else None
     fields |= {} if weights is None else {"weights": str(weights)}
     fields["data"] = data or _ask("data", "Data (a name, a file or a folder)")
-    for sentence in run_init(fields, out):
-        typer.echo(sentence)
-    typer.echo(f"the run file: {out}\nrun it: secateur audit {out}")
+    say(*run_init(fields, out), f"the run file: {out}", f"run it: secateur audit {out}")
 
 
 def _ask(field: str, question: str, default: str | None = None) -> str:
@@ -463,12 +473,11 @@ def report(
         from secateur.report.evidence import write_pack
 
         rules = None if policy is None else read(PolicyFile, policy, {})
-        for file in (file for folder in folders for file in write_pack(folder, formats.split(","), rules)):
-            typer.echo(file)
+        say(*(file for folder in folders for file in write_pack(folder, formats.split(","), rules)))
         return
     from secateur.report.page import write_page
 
-    typer.echo(write_page(folders, out))
+    say(write_page(folders, out))
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -478,12 +487,18 @@ def main(arguments: list[str] | None = None) -> int:
     return guard(lambda: app(args=arguments, standalone_mode=False))
 
 
+def say(*lines: object, err: bool = False) -> None:
+    """Print lines, in which names may come from somebody else: escapes for the terminal are written out."""
+    for line in lines:
+        typer.echo(printable(line), err=err)
+
+
 def _print(rows: Sequence[Row], as_json: bool, show: Callable[[Sequence[Row]], None], last: str) -> None:
     if as_json:
         typer.echo(json.dumps([row.to_json() for row in rows]))
         return
     show(rows)
-    typer.echo(last)
+    say(last)
 
 
 def _check_limits(rows: Sequence[Row], bounds: Limits) -> list[Check]:
@@ -502,7 +517,7 @@ def _hold(checks: Sequence[Check], junit: Path | None) -> None:
         write(junit, limits.junit(checks).encode())
     for check in checks:
         if not check.passed:
-            typer.echo(f"secateur: {check.sentence}", err=True)
+            say(f"secateur: {check.sentence}", err=True)
     _end(limits.outcome(checks))
 
 
@@ -524,7 +539,7 @@ def _check_writable(file: Path | None) -> None:
 def _fail(sentences: Sequence[str], code: Exit) -> None:
     """Print the sentences on standard error and end with the exit code, if there are any."""
     for sentence in sentences:
-        typer.echo(f"secateur: {sentence}", err=True)
+        say(f"secateur: {sentence}", err=True)
     if sentences:
         raise typer.Exit(code)
 

@@ -4,10 +4,24 @@ from __future__ import annotations
 
 import difflib
 import math
+import os
 from collections.abc import Iterable
 from numbers import Integral
 from pathlib import Path
 from typing import Any
+
+
+def printable(text: object) -> str:
+    r"""Return a text without line breaks, escapes of a terminal and other invisible characters: they are written out.
+
+    Names of files, tensors and columns may come from somebody else, and a terminal obeys what it prints.
+
+    Example:
+        >>> printable("a\x1b[31mb"), printable("plain")
+        ('a\\x1b[31mb', 'plain')
+    """
+    plain = str(text)
+    return plain if plain.isprintable() else "".join(c if c.isprintable() else ascii(c)[1:-1] for c in plain)
 
 
 class WrongInput(Exception):
@@ -19,9 +33,8 @@ class WrongInput(Exception):
     """
 
     def __init__(self, field: str, message: str) -> None:
-        super().__init__(f"{field}: {message}")
-        self.field = field
-        self.message = message
+        self.field, self.message = printable(field), printable(message)
+        super().__init__(f"{self.field}: {self.message}")
 
     def __reduce__(self) -> tuple[type[WrongInput], tuple[str, ...]]:
         return WrongInput, (self.field, self.message)  # so that it comes back whole from another process
@@ -35,6 +48,11 @@ class NotFinite(WrongInput):
 
     def __reduce__(self) -> tuple[type[WrongInput], tuple[()]]:
         return NotFinite, ()
+
+
+def expand(path: Path | str) -> Path:
+    """Return a path with the home folder for a leading ~; one of an unknown user stays as it is, and does not exist."""
+    return Path(os.path.expanduser(path))
 
 
 def unknown(field: str, name: str, known: Iterable[str]) -> WrongInput:
@@ -93,9 +111,10 @@ def check_whole(field: str, value: int, least: int = 1, *, even: bool = False) -
         raise WrongInput(field, f"{value} is not allowed; {describe_wholes(least, even)}")
 
 
-def describe_wholes(least: int, even: bool = False) -> str:
-    """Describe whole numbers from `least` on in an error's words."""
-    return f"must be {'an even' if even else 'a whole'} number, at least {least}"
+def describe_wholes(least: int, even: bool = False, most: int | None = None) -> str:
+    """Describe whole numbers from `least` on, up to `most`, in an error's words."""
+    end = "" if most is None else f" and at most {most}"
+    return f"must be {'an even' if even else 'a whole'} number, at least {least}{end}"
 
 
 def check_numbers(record: Any, interval: str, *names: str, prefix: str = "") -> None:

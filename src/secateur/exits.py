@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import logging
 import os
 import re
 import signal
@@ -18,7 +19,7 @@ from typing import Any
 
 import typer
 
-from secateur.errors import WrongInput
+from secateur.errors import WrongInput, printable
 
 
 class Exit(IntEnum):
@@ -34,6 +35,7 @@ class Exit(IntEnum):
 
 UsageError: Any = typer.BadParameter.__mro__[2]  # click's ClickException, or that of the copy inside newer typers
 SAVED = "finished stages are saved"
+PATHS = (errno.EACCES, errno.EPERM, errno.ENAMETOOLONG, errno.ELOOP, errno.EISDIR, errno.ENOTDIR, errno.EROFS)
 INTERRUPTED = f"interrupted; {SAVED}, rerun the same command to resume"
 
 
@@ -47,7 +49,7 @@ class Fault(Exception):
 
 def guard(command: Callable[[], Any]) -> int:
     """Run a command to its end: return its exit code, and print one sentence on stderr unless it succeeded."""
-    with _terminated_as_interrupted(), _closed_pipe_ignored():
+    with _terminated_as_interrupted(), _closed_pipe_ignored(), _plain_logs():
         try:
             code = command()
             if code == Exit.INTERRUPTED:  # typer makes an exit of Control-C
@@ -64,7 +66,7 @@ def guard(command: Callable[[], Any]) -> int:
             end, sentence = _explain(fault.__cause__ or fault, fault.folder)
         except Exception as error:
             end, sentence = _explain(error, None)
-        print(f"secateur: {sentence}", file=sys.stderr)
+        print(f"secateur: {printable(sentence)}", file=sys.stderr)
         return end
 
 
@@ -72,6 +74,9 @@ def _explain(error: BaseException, folder: Path | None) -> tuple[Exit, str]:
     """Return the exit code and the sentence for an error that is not the user's."""
     if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
         return Exit.WRONG_INPUT, f"out: no space left ({error}); {SAVED}: free some space and rerun the same command"
+    if isinstance(error, OSError) and error.errno in PATHS and error.filename is not None:
+        problem = f"{printable(os.fsdecode(error.filename))} cannot be used ({error.strerror})"
+        return Exit.WRONG_INPUT, f"path: {problem}; {SAVED}: name another one, or make it accessible"
     log, message = _write_log(error, folder), " ".join(str(error).split())
     if _ran_out_of_memory(error):
         size = re.search(r"ried to allocate ([\d.]+ \w+)", message)
@@ -128,14 +133,36 @@ def _terminated_as_interrupted() -> Iterator[None]:
 
 
 @contextmanager
-def _closed_pipe_ignored() -> Iterator[None]:
-    """Continue if the reader of stdout is gone: limits are still checked, and the exit code stays true."""
-    stdout = sys.stdout
-    sys.stdout = _Pipe(stdout)
+def _plain_logs() -> Iterator[None]:
+    """Print log messages without escapes for the terminal: names in them may come from somebody else."""
+    handler = logging.lastResort
+    if handler is None:
+        yield
+        return
+    before = handler.formatter
+    handler.setFormatter(_PlainFormatter())
     try:
         yield
     finally:
-        sys.stdout = stdout
+        handler.setFormatter(before)
+
+
+class _PlainFormatter(logging.Formatter):
+    """Formatter of one plain line a message."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        return printable(super().format(record)) if record.exc_info is None else super().format(record)
+
+
+@contextmanager
+def _closed_pipe_ignored() -> Iterator[None]:
+    """Continue if the reader of stdout or stderr is gone: limits are still checked, and the exit code stays true."""
+    streams = sys.stdout, sys.stderr
+    sys.stdout, sys.stderr = map(_Pipe, streams)
+    try:
+        yield
+    finally:
+        sys.stdout, sys.stderr = streams
 
 
 class _Pipe:
@@ -150,7 +177,11 @@ class _Pipe:
 
     def write(self, text: str) -> int:
         """Write, unless the reader is gone."""
-        self._guard(lambda: self._stream.write(text))
+        try:
+            self._guard(lambda: self._stream.write(text))
+        except UnicodeEncodeError:  # of a stream that is not UTF-8, such as ASCII
+            known = text.encode(self.encoding, errors="backslashreplace").decode(self.encoding)
+            self._guard(lambda: self._stream.write(known))
         return len(text)
 
     def flush(self) -> None:

@@ -8,6 +8,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Protocol
 
+from secateur.errors import printable
+
 if TYPE_CHECKING:
     from rich.progress import Progress, ProgressColumn
 
@@ -35,6 +37,7 @@ def progress(description: str, total: int | None = None, rate: bool = False, uni
         ...     for _ in range(5):
         ...         advance(1)
     """
+    description = printable(description)
     if not _shown and not sys.stderr.isatty():  # rich replaces stderr while bars are shown, and isatty() is then False
         print(description if total is None else f"{description}: {total} {unit}", file=sys.stderr, flush=True)
         yield _write_lines(description, total, unit)
@@ -99,7 +102,9 @@ def _display() -> Iterator[Progress]:
     from rich.table import Column
 
     console = Console(stderr=True)
-    text = TextColumn("{task.description}", table_column=Column(overflow="fold"))  # the only column that may wrap
+    text = TextColumn(
+        "{task.description}", markup=False, table_column=Column(overflow="fold")
+    )  # the only column that may wrap
     bar, left = BarColumn(bar_width=max(4, console.width // 8)), TimeRemainingColumn()
     with Progress(text, bar, MofNCompleteColumn(), _rate(), left, console=console) as bars:
         _shown.append(bars)

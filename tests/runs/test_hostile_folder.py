@@ -1,15 +1,18 @@
 """Run folders that come from somebody else: no command follows a link in one, or believes a path in it."""
 
+import hashlib
 import json
 import os
 import stat
 
 import pytest
+import torch
 import yaml
 
 from secateur.cli import main
 from secateur.errors import WrongInput
-from secateur.runs.artifacts import write
+from secateur.evaluation.gallery import picture, save
+from secateur.runs.artifacts import Result, decode, encode, write
 from secateur.runs.folder import load_rows, open_run
 from secateur.runs.rows import Row
 
@@ -97,6 +100,49 @@ def test_only_the_user_reads_a_run_and_a_page_with_pictures(tmp_path, run_folder
     assert stat.S_IMODE(run_folder.stat().st_mode) == 0o700
     write(tmp_path / "page.html", b"pictures", private=True)
     assert stat.S_IMODE((tmp_path / "page.html").stat().st_mode) == 0o600
+
+
+def test_files_of_a_run_are_the_users_alone_in_a_folder_that_was_there(tmp_path):
+    (tmp_path / "shared").mkdir(mode=0o755)
+    with open_run(tmp_path / "shared", "audit", {"model": "mlp"}) as run:
+        run.add([ROW])
+    assert stat.S_IMODE((tmp_path / "shared" / "artifacts").stat().st_mode) == 0o700
+    assert stat.S_IMODE((tmp_path / "shared" / "results.jsonl").stat().st_mode) == 0o600
+    save(tmp_path / "pictures", [picture({"seed": 0, "attack": "x" * 400}, torch.zeros(1, 2, 2), target=0, item=0)])
+    (file,) = (tmp_path / "pictures").iterdir()
+    assert stat.S_IMODE(file.stat().st_mode) == 0o600 and stat.S_IMODE(file.parent.stat().st_mode) == 0o700
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda header: header["w"].update(shape=[1 << 40]),
+        lambda header: header["w"].update(shape=["many"]),
+        lambda header: header["w"].update(data_offsets=[0, 1 << 40]),
+        lambda header: header["w"].update(data_offsets=[-4, 0]),
+        lambda header: header["w"].update(dtype="?"),
+        lambda header: header.pop("w"),
+        lambda header: header.update(w=3),
+    ],
+)
+def test_a_forged_artifact_with_a_right_checksum_is_computed_again(change):
+    content = encode(Result({"w": torch.zeros(3)}, {"a": 1}), "key")
+    begin = 8 + int.from_bytes(content[:8], "little")
+    header = json.loads(content[8:begin])
+    change(header)
+    text = json.dumps(header, separators=(",", ":")).encode()
+    forged = bytearray(len(text).to_bytes(8, "little") + text + content[begin:])
+    place = forged.index(b'\\"checksum\\":\\"') + len(b'\\"checksum\\":\\"')
+    forged[place : place + 64] = b"0" * 64
+    forged[place : place + 64] = hashlib.sha256(forged).hexdigest().encode()
+    assert decode(content, "key") is not None
+    assert decode(bytes(forged), "key") is None
+
+
+def test_one_entry_of_any_stride_is_saved():
+    value = torch.arange(148.0)[::74][:1]
+    saved = decode(encode(Result({"w": value}), "key"), "key")
+    assert saved.tensors["w"].tolist() == [0.0]
 
 
 def test_temporary_names_of_two_writers_differ(tmp_path, monkeypatch):

@@ -75,8 +75,8 @@ class Audit(ModelRun):
     adaptive: bool = flag(False, "The attacker's shadow models use the defense too.")
     protocol: Protocol = flag("known", "Pruning that the attacker knows: known, unknown-sparsity, unknown or select.")
     experiments: base.Count = field(20, "Random pairs of victim and attacker under protocol unknown.")
-    shadows: base.FromZero = flag(5, "Number of the attacker's shadow models.")
-    in_out: base.FromZero = flag(0, "Number of models with and without each example, for online LiRA and RMIA.")
+    shadows: base.Models = flag(5, "Number of the attacker's shadow models.")
+    in_out: base.Models = flag(0, "Number of models with and without each example, for online LiRA and RMIA.")
     population: str | None = flag(
         None, "Data of the attacker, as --data: rows that are neither members nor candidates. Shadow models use them."
     )

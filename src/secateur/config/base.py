@@ -14,13 +14,17 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple, Self, get
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, PlainSerializer, model_validator
 
 from secateur.catalogue import Choice, Compressor, Defense
-from secateur.config.messages import Allowed, read_annotation
+from secateur.config.messages import MOST, Allowed, read_annotation
 from secateur.config.methods import choice, compressor, defense_of_clients, defense_of_models, defense_of_updates
 from secateur.errors import WrongInput
 
 if TYPE_CHECKING:
     from secateur.data.scaling import DataForm
     from secateur.training.recipe import Recipe
+
+
+SEVERAL = 10_000  # seeds, at most
+SEEDS = "must be a number of seeds, at least 1, or a list of seeds such as 0,3,4"
 
 
 def field(default: Any, description: str, **extra: Any) -> Any:
@@ -56,6 +60,8 @@ def read_seeds(value: Any) -> Any:
     """Return a list of seeds; a number N means the seeds 0 to N - 1."""
     if isinstance(value, str) and value.strip().removeprefix("-").isdigit():
         value = int(value)
+    if isinstance(value, int) and value > SEVERAL:
+        raise WrongInput("seeds", f"{value} is not allowed; {SEEDS}, at most {SEVERAL}")
     return list(range(value)) if isinstance(value, int) else split_values(value)
 
 
@@ -69,12 +75,13 @@ OneInversion = Annotated[Choice, BeforeValidator(partial(choice, "inversion")), 
 OneDefense = Annotated[Defense, BeforeValidator(defense_of_models), PlainSerializer(str)]
 UpdateDefenses = Annotated[list[Annotated[Defense, BeforeValidator(defense_of_updates), PlainSerializer(str)]], *MANY]
 ClientDefenses = Annotated[list[Annotated[Defense, BeforeValidator(defense_of_clients), PlainSerializer(str)]], *MANY]
-Count = Annotated[int, Field(ge=1)]
-FromZero = Annotated[int, Field(ge=0)]
+Count = Annotated[int, Field(ge=1, le=MOST)]
+FromZero = Annotated[int, Field(ge=0, le=MOST)]
+Models = Annotated[int, Field(ge=0, le=10_000)]
+Threads = Annotated[int, Field(ge=1, le=1024)]  # PyTorch ends the process where the system refuses more
 Positive = Annotated[float, Field(gt=0)]
 NotNegative = Annotated[float, Field(ge=0)]
 Share = Annotated[float, Field(ge=0, lt=1)]
-SEEDS = "must be a number of seeds, at least 1, or a list of seeds such as 0,3,4"
 Seeds = Annotated[list[FromZero], BeforeValidator(read_seeds), Field(min_length=1), Allowed(SEEDS)]
 DEVICES = "auto, cpu, cuda or cuda:NUMBER"
 Device = Annotated[str, Field(pattern=r"^(auto|cpu|cuda(:\d+)?)$"), Allowed(f"allowed: {DEVICES}")]
@@ -163,7 +170,7 @@ class Common(Fields):
     train: Training = field(Training, "Training of the models.")
     finetune: Training = field(Training, "Fine-tuning after pruning.")
     device: Device = flag("auto", f"{DEVICES}.")
-    threads: Count = field(1, "CPU threads. Results are equal bit for bit only at the same number.")
+    threads: Threads = field(1, "CPU threads. Results are equal bit for bit only at the same number.")
     deterministic: bool = field(False, REPEATABLE)
     execution: Literal["auto", "sequential", "stacked", "ray"] = field("auto", "Training of many models.")
 

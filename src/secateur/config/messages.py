@@ -16,6 +16,7 @@ from secateur.errors import WrongInput, describe_interval, describe_wholes, unkn
 LIMITS = ("ge", "gt", "le", "lt")
 DEPTH = 20  # levels of a run file
 SIZE = 2**20  # characters of a run file
+MOST = 10**12  # of a whole number: no torch tensor has as many rows
 VALUES = 100_000  # of a run file, aliases written out
 _SHORT = reprlib.Repr()  # Python 3.11 takes no arguments here
 _SHORT.maxstring = _SHORT.maxother = _SHORT.maxlong = 120
@@ -129,7 +130,8 @@ def describe_allowed(kind: Any) -> str | None:
     if get_origin(bare) is list:
         return "; ".join(filter(None, ["use at least one value", describe_allowed(get_args(bare)[0])]))
     if bare is int:
-        return describe_wholes(int(limits["ge"])) if "ge" in limits else "must be a whole number"
+        most = int(limits["le"]) if limits.get("le", MOST) != MOST else None
+        return describe_wholes(int(limits["ge"]), most=most) if "ge" in limits else "must be a whole number"
     if bare is float:
         return describe_interval(_interval(limits)) if limits else "must be a number"
     if _is_model(bare):

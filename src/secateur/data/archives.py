@@ -11,6 +11,7 @@ import lzma
 import math
 import pickle
 import stat
+import struct
 import tarfile
 import zipfile
 import zlib
@@ -25,7 +26,11 @@ import numpy as np
 from secateur.errors import WrongInput
 
 ARCHIVES = (".tgz", ".tar.gz", ".tar", ".zip", ".npz")
-DAMAGE = (EOFError, OSError, RuntimeError, zlib.error, lzma.LZMAError, tarfile.TarError, zipfile.BadZipFile, ValueError)
+FORGED = (TypeError, LookupError, ArithmeticError, AttributeError, SyntaxError, struct.error)  # of headers
+DAMAGE = (
+    *(EOFError, OSError, RuntimeError, ValueError),
+    *(zlib.error, lzma.LZMAError, tarfile.TarError, zipfile.BadZipFile, *FORGED),
+)
 IDX_TYPES = {0x08: ">u1", 0x09: ">i1", 0x0B: ">i2", 0x0C: ">i4", 0x0D: ">f4", 0x0E: ">f8"}
 
 

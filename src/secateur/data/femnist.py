@@ -51,15 +51,19 @@ def _read(file: Path) -> list[tuple[str, tuple[np.ndarray, np.ndarray]]]:
         with file.open(encoding="utf-8") as stream:
             # a user's numbers become arrays as soon as they are read: Python's floats take eight times the memory
             users: Users = json.load(stream, object_hook=_arrays)["user_data"]
+        if wrong := [name for name, data in users.items() if not isinstance(data, tuple)]:
+            raise ValueError(f"its user {wrong[0]} has no x and y")
         return list(users.items())
-    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+    except (OSError, ValueError, ArithmeticError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise WrongInput("data", f"{file} is not a file of LEAF's FEMNIST ({error}); make it again") from error
 
 
 def _arrays(value: dict[str, Any]) -> Any:
     if "x" not in value or "y" not in value:
         return value
-    images, labels = np.asarray(value["x"], dtype=np.float32), np.asarray(value["y"], dtype=np.int64)
-    if images.shape != (len(labels), 784):
-        raise ValueError(f"{len(labels)} labels and images of shape {images.shape}; must be (n, 784)")
-    return images, labels
+    images, labels = np.asarray(value["x"], dtype=np.float32), np.asarray(value["y"])
+    if labels.dtype.kind not in "iu" or not ((labels >= 0) & (labels < 62)).all():
+        raise ValueError("a label is no whole number from 0 to 61")
+    if labels.ndim != 1 or images.shape != (len(labels), 784) or not np.isfinite(images).all():
+        raise ValueError(f"{labels.size} labels and images of shape {images.shape}; must be finite numbers, (n, 784)")
+    return images, labels.astype(np.int64)

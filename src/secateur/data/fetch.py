@@ -7,6 +7,7 @@ import http.client
 import os
 import urllib.request
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO
@@ -47,7 +48,10 @@ def md5_of(path: Path) -> str:
 
 def cache() -> Path:
     """Return the default folder of downloads: $XDG_CACHE_HOME/secateur or ~/.cache/secateur."""
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "secateur"
+    folder = Path(os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache"))
+    if not folder.is_absolute():  # neither the variable nor a home
+        raise WrongInput("data_folder", "is missing, and there is no home folder; set it, or SECATEUR_DATA")
+    return folder / "secateur"
 
 
 def find(paths: Sequence[str], folder: Path | None = None) -> Path | None:
@@ -62,7 +66,9 @@ def find(paths: Sequence[str], folder: Path | None = None) -> Path | None:
         candidates = [candidate for path in paths for candidate in _list_files(folder.resolve(), Path(path).parts)]
     else:
         named = os.environ.get("SECATEUR_DATA")
-        roots = [Path(named), cache()] if named else [cache()]
+        roots = [Path(named)] if named else []
+        with suppress(WrongInput):  # of a user without a home
+            roots.append(cache())
         candidates = [root / path for root in roots for path in paths]
     return next((candidate for candidate in candidates if candidate.exists()), None)
 

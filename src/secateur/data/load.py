@@ -24,7 +24,7 @@ from secateur.data.columns import ENDINGS, read_columns, read_table
 from secateur.data.dataset import Dataset, Stats, normalise_bytes
 from secateur.data.examples import read_examples
 from secateur.data.scaling import AS_STORED, POOL, DataForm, apply_form
-from secateur.errors import WrongInput, unknown
+from secateur.errors import WrongInput, expand, unknown
 
 FORMATS = ("PNG", "JPEG", "TIFF", "BMP", "GIF", "WEBP", "PPM")  # no EPS: PIL would start another program for it
 LARGEST = 1 << 24  # pixels
@@ -49,13 +49,13 @@ def load(source: str, folder: Path | str | None = None, download: bool = True, f
     """
     known = methods("dataset")
     if source in known:
-        where = None if folder is None else Path(folder).expanduser()
+        where = None if folder is None else expand(folder)
         dataset: Dataset = known[source](folder=where, download=download)
         if dataset.verified is False:
             _warn_unverified(source)
         published = f"pixels standardised by the statistics of {source}" if dataset.mean else AS_STORED.name
         return apply_form(replace(dataset, scaling=published), form)
-    path = Path(source).expanduser()
+    path = expand(source)
     if path.is_dir():
         return from_image_folder(path, form)
     if path.suffix == ".npz" and path.is_file():

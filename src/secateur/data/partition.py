@@ -14,6 +14,7 @@ from torch import Generator, Tensor
 
 from secateur.errors import WrongInput, check_number, check_whole
 
+MANY = 100_000  # clients: so many shares are counted before they are made
 SMALLEST = 8  # rows of a split: with fewer, a half's training part is empty
 ADVICE = "train_size is the number of members, which come first"
 FEMNIST_GROUPS = tuple(range(3, 28, 3))  # writers per client in MaPP-FL; a tenth client gets all others
@@ -21,7 +22,7 @@ FEMNIST_GROUPS = tuple(range(3, 28, 3))  # writers per client in MaPP-FL; a tent
 
 def iid(n: int, clients: int, rng: Generator) -> list[Tensor]:
     """Return equal shares of n shuffled rows."""
-    check_whole("clients", clients)
+    _check_clients(clients, n)
     return _check_parts(list(torch.randperm(n, generator=rng).tensor_split(clients)))
 
 
@@ -30,7 +31,7 @@ def dirichlet_labels(labels: Tensor, clients: int, alpha: float, rng: Generator)
 
     A small alpha gives clients few classes.
     """
-    check_whole("clients", clients)
+    _check_clients(clients, len(labels))
     check_number("alpha", alpha, "(0, inf)")
     numpy_rng = np.random.default_rng(int(torch.randint(2**31, (), generator=rng)))
     dealt = []
@@ -49,7 +50,7 @@ def dirichlet_sizes(
     One draw of shares from Dir(alpha) serves every class. Seed 41 gives ten clients of CIFAR-10 the paper's sizes.
     `deal` is the seed for the assignment of rows to clients; None continues the generator that drew the shares.
     """
-    check_whole("clients", clients)
+    _check_clients(clients, len(labels))
     check_number("alpha", alpha, "(0, inf)")
     numpy_rng = np.random.default_rng(seed)
     shares = np.sort(numpy_rng.dirichlet([alpha] * clients))[::-1]
@@ -59,6 +60,13 @@ def dirichlet_sizes(
         counts = _counts(shares, len(rows))
         dealt.append(_shuffle(rows, numpy_rng).split_with_sizes(counts))
     return sorted(_join_classes(dealt), key=len, reverse=True)
+
+
+def _check_clients(clients: int, rows: int) -> None:
+    """Refuse so many more clients than rows that their empty shares would fill the memory."""
+    check_whole("clients", clients)
+    if clients > max(rows, MANY):
+        raise _explain_empty(str(rows), clients)
 
 
 def _counts(shares: np.ndarray, n: int) -> list[int]:
@@ -120,9 +128,13 @@ def _check_parts(parts: list[Tensor]) -> list[Tensor]:
     empty = [str(client) for client, rows in enumerate(parts) if len(rows) == 0]
     if empty:
         listed = ", ".join(empty[:3]) + (" and others" if len(empty) > 3 else "")
-        advice = "use more rows, fewer clients or a larger alpha"
-        raise WrongInput("clients", f"no rows are left for client {listed} of {len(parts)}; {advice}")
+        raise _explain_empty(listed, len(parts))
     return parts
+
+
+def _explain_empty(listed: str, clients: int) -> WrongInput:
+    advice = "use more rows, fewer clients or a larger alpha"
+    return WrongInput("clients", f"no rows are left for client {listed} of {clients}; {advice}")
 
 
 @dataclass(frozen=True)

@@ -66,7 +66,12 @@ def read_predictions(file: Path, group: str | None = None) -> PredictionFile:
         return PredictionFile(victim)
     if arrays["shadow_probabilities"].ndim == 3:
         return PredictionFile(victim, None, *_answers(arrays, victim))
-    return PredictionFile(victim, _predictions(arrays, "shadow_"))
+    shadow = _predictions(arrays, "shadow_")
+    kinds = victim.probabilities.shape[1], shadow.probabilities.shape[1]
+    if kinds[0] != kinds[1]:
+        problem = f"probabilities have {kinds[0]} classes and shadow_probabilities {kinds[1]}"
+        raise WrongInput("predictions", f"{problem}; must be equal, in one order")
+    return PredictionFile(victim, shadow)
 
 
 def _predictions(arrays: dict[str, np.ndarray], prefix: str) -> Predictions:

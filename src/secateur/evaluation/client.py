@@ -48,6 +48,7 @@ GUESSES: Mapping[Adaptive, str] = {
     "reapply": "that the update was compressed, but not how",
     "mask": "that small entries are noise where something was dropped",
 }
+FLOATS = (torch.float16, torch.bfloat16, torch.float32, torch.float64)  # of an update
 KINDS: dict[str, type[Gradient] | type[Weights]] = {"gradient": Gradient, "weights": Weights}
 Target = Batch | Gradient | Weights  # examples that the client makes an update of, or a captured update
 
@@ -353,6 +354,8 @@ def fit_update(values: Params, net: nn.Module, name: str) -> Params:
     values = {key: value for key, value in values.items() if key in wanted or key not in every}
     if wrong := misfit(wanted, values):
         raise WrongInput("update", f"{name} does not fit the model; {wrong}")
+    if strange := [f"{key} ({value.dtype})" for key, value in values.items() if value.dtype not in FLOATS]:
+        raise WrongInput("update", f"{name} holds other numbers in {shorten_list(strange)}; save it as float32")
     broken = [key for key, value in values.items() if not bool(torch.isfinite(value).all())]
     if broken:
         raise WrongInput(

@@ -66,11 +66,11 @@ def save(folder: Path, figures: Sequence[Figure]) -> None:
         if figure["kind"] == "picture" and figure["png"] is not None:
             settings = (figure.get("base_pruning"), figure.get("defense"))
             suffix = "".join(f"-{setting}" for setting in settings if setting not in (None, "none"))
-            source = re.sub(r"[^\w.+-]+", "_", f"{figure['attack']}{suffix}" if figure["attack"] else "truth")
+            source = re.sub(r"[^\w.+-]+", "_", f"{figure['attack']}{suffix}" if figure["attack"] else "truth")[:120]
             name = f"seed{figure['seed']}-target{figure['target']:04d}-{figure['item']:02d}-{source}.png"
             with explained(folder):
-                folder.mkdir(parents=True, exist_ok=True)
-            write(folder / name, base64.b64decode(figure["png"]))
+                folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+            write(folder / name, base64.b64decode(figure["png"]), private=True)
 
 
 def to_plain(value: float) -> float | str | None:

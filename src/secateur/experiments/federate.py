@@ -40,6 +40,7 @@ from secateur.federated.client_training import check_network, turn_caution
 from secateur.federated.client_turn import initial_state
 from secateur.federated.federation import Federation
 from secateur.federated.result_rows import RecordedFederation, labels_of, record_rounds, row_of
+from secateur.federated.sampling import sampler_of
 from secateur.federated.spec import FederationSpec, SubmodelSpec
 from secateur.federated.stacked_rounds import room_for
 from secateur.federated.submodels.federation import StackedFederations, SubmodelFederation
@@ -290,6 +291,7 @@ def _check_federation(config: Federate, data: Dataset, device: torch.device, bas
     net = network_of(config, data, seed).to(device)
     check_network(net, terms.custom_turn, data.inputs)
     check_spending(terms)
+    sampler_of(terms, seed)  # refuses batches that no client can fill
     check_observers(config, net, data, terms, seed)
     if config.engine == "here":  # elsewhere the clients keep their states
         room_for(initial_state(terms, dict(net.named_parameters())), terms.sampled_clients, device, warn=False)

@@ -13,9 +13,11 @@ from typing import Literal
 import torch
 from torch import Generator, Tensor
 
-from secateur.errors import check_numbers
-from secateur.interfaces import Params
+from secateur.errors import WrongInput, check_numbers
+from secateur.federated.averaging import alive_of
+from secateur.interfaces import Mask, Params
 from secateur.seeding import derive
+from secateur.wire import decode
 
 Fault = Literal["dropped", "late", "nan", "shape", "absent", "size", "damaged", "error", "tampered"]
 WORDS = {
@@ -84,6 +86,38 @@ def apply_fault(values: Params, fault: Fault | None) -> Params:
     first, value = next(iter(values.items()))
     wrong = torch.full_like(value, torch.nan) if fault == "nan" else value.flatten()[:-1]
     return values | {first: wrong}
+
+
+class Refused(Exception):
+    """An update that is left out, with its fault."""
+
+    def __init__(self, fault: Fault, reason: str = "") -> None:
+        super().__init__(reason or WORDS[fault])
+        self.fault = fault
+
+
+def read_update(data: bytes, like: Params, inside: Mask | None = None) -> Params:
+    """Return the tensors of a message from a client, which is not trusted; raise Refused.
+
+    This is the one reader of updates in the wire format. The names, shapes and types of `like` bound the bytes and the
+    memory before anything is allocated, and every number is finite.
+    """
+    shapes = {name: tuple(value.shape) for name, value in like.items()}
+    try:
+        values = decode(data, shapes, inside=inside, dtypes={name: value.dtype for name, value in like.items()})
+    except WrongInput as error:
+        raise Refused("shape" if "shape" in error.message else "damaged", error.message) from error
+    check_update(values, like)
+    return values
+
+
+def check_update(values: Params, like: Params) -> None:
+    """Raise Refused for an update with wrong names, shapes or types, or with numbers that are not finite."""
+    if (fault := refusal(values, like)) is not None:
+        raise Refused(fault)
+    numbers = {name: value for name, value in values.items() if value.is_floating_point()}
+    if numbers and not bool(alive_of(numbers)):
+        raise Refused("nan")
 
 
 def refusal(values: Params, like: Mapping[str, Tensor]) -> Fault | None:

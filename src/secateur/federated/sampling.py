@@ -8,12 +8,14 @@ from dataclasses import dataclass
 import torch
 from torch import Generator, Tensor
 
-from secateur.errors import check_number
+from secateur.errors import WrongInput, check_number
 from secateur.federated.client_training import LocalTraining
 from secateur.federated.spec import FederationSpec
 from secateur.seeding import derive
 
 AHEAD = 64  # most rounds that are drawn at once
+DRAWN = 2**27  # most rows of one turn, and of the rounds that are drawn at once: 1 GiB of indices
+REPEATED = 1024  # largest batch of clients that must repeat rows to fill it
 TURNS = 1024  # most client turns drawn at once: they stay in memory, and a remote client redraws them every message
 
 
@@ -51,7 +53,14 @@ class Sampler:
         check_number("per_round", per_round, f"[1, {len(shares)}]")
         self.shares, self.per_round, self.local, self.seed = list(shares), per_round, local, seed
         self.device, self.fixed = torch.device(device), fixed
-        self._at_once = max(1, min(AHEAD, TURNS // per_round))
+        rows = sum(map(len, self.shares))
+        if local.batch_size > max(rows, REPEATED):
+            raise WrongInput("batch_size", f"{local.batch_size} is not allowed; all clients have {rows} rows together")
+        drawn = (local.steps or 1) * local.batch_size
+        if drawn > DRAWN:
+            problem = f"{local.steps} steps of {local.batch_size} rows are too many for one turn"
+            raise WrongInput("local_steps", f"{problem}; steps times batch_size must be at most {DRAWN}")
+        self._at_once = max(1, min(AHEAD, TURNS // per_round, DRAWN // (drawn * per_round)))
         self._ahead: dict[int, SampledClients] = {}
 
     def __call__(self, number: int) -> SampledClients:

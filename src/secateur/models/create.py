@@ -278,6 +278,9 @@ def misfit(wanted: Mapping[str, Tensor], tensors: Mapping[str, Tensor]) -> str:
         "missing": [name for name in wanted if name not in tensors],
         "unexpected": [name for name in tensors if name not in wanted],
         "of another shape": shapes,
+        "complex": [
+            name for name in wanted if name in tensors and tensors[name].is_complex() > wanted[name].is_complex()
+        ],
     }
     return "; ".join(f"{what}: {shorten_list(names)}" for what, names in wrong.items() if names)
 

@@ -26,7 +26,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from secateur.errors import WrongInput, require
+from secateur.errors import WrongInput, expand, require
 from secateur.models.endpoint import Endpoint
 from secateur.models.sparsity import fold_tensors
 
@@ -59,8 +59,8 @@ def load_model(source: str | Path, cache: Path | None = None) -> Any:
     if name.startswith(ADDRESSES):
         return Endpoint(name, cache)
     if name.startswith("hf:"):
-        return _load_huggingface(Path(name.removeprefix("hf:")).expanduser())
-    path = Path(source).expanduser()
+        return _load_huggingface(expand(name.removeprefix("hf:")))
+    path = expand(source)
     _check_readable("model", path)
     readers = {".onnx": OnnxModel, ".pt2": _load_program}
     return readers.get(path.suffix.lower(), _load_script)(path)
@@ -71,7 +71,7 @@ def key_of_model(source: str | Path) -> str:
     name = str(source)
     if name.startswith(ADDRESSES):
         return hashlib.sha256(name.encode()).hexdigest()
-    path = Path(name.removeprefix("hf:")).expanduser()
+    path = expand(name.removeprefix("hf:"))
     files = sorted(path.glob("*.json")) + sorted(path.glob("*.safetensors")) if path.is_dir() else [path]
     digest = hashlib.sha256()
     for file in files:

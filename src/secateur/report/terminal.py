@@ -79,7 +79,7 @@ TABLES = {
 def _open_console() -> Console:
     from rich.console import Console
 
-    return Console(highlight=False)
+    return Console(highlight=False, markup=False)  # a name in brackets is no style
 
 
 def _print_sentences(console: Console, sentences: Iterable[str | None]) -> None:
@@ -253,7 +253,6 @@ def _format_estimate(estimate: Estimate | None) -> str:
 
 def print_measures(rows: Sequence[Row]) -> None:
     """Print one model's measures, a line each."""
-    from rich.console import Console
     from rich.table import Table
 
     table = Table("measure", "value", "note")
@@ -263,7 +262,7 @@ def print_measures(rows: Sequence[Row]) -> None:
             note = "as above" if cell.note and last is not None and cell.note == last.note else cell.note
             table.add_row(name_measure(name), format_measure(cell, name), note)
             last = cell
-    Console().print(table)
+    _open_console().print(table)
 
 
 def print_methods(rows: Sequence[Mapping[str, Any]]) -> None:
@@ -287,7 +286,7 @@ def print_method(row: Mapping[str, Any]) -> None:
     console = _open_console()
     paper = "" if row["paper"] == "-" else f", {row['paper']}"
     console.print(f"{row['name']} ({row['kind']}{paper})", style="bold")
-    console.print(row["text"], highlight=False, markup=False)
+    console.print(row["text"], highlight=False)
     table = Table(box=None, header_style="bold", title="Parameters", title_justify="left")
     for heading in ("name", "default"):
         table.add_column(heading)

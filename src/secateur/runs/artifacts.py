@@ -11,6 +11,7 @@ import functools
 import hashlib
 import io
 import json
+import math
 import os
 import secrets
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -72,13 +73,16 @@ def decode(content: bytes, key: str) -> Result | None:
         whole.update(part)
     if content[start:end] != whole.hexdigest().encode():
         return None
-    begin = 8 + int.from_bytes(content[:8], "little")
-    header = json.loads(content[8:begin])
-    metadata = json.loads(header["__metadata__"]["secateur"])
-    if metadata["key"] != key:
+    try:  # whoever forges a file can make its checksum too
+        begin = 8 + int.from_bytes(content[:8], "little")
+        header = json.loads(content[8:begin])
+        metadata = json.loads(header["__metadata__"]["secateur"])
+        if metadata["key"] != key or not isinstance(metadata["data"], dict):
+            return None
+        tensors = {name: _tensor(memoryview(content)[begin:], header[name]) for name in metadata["names"]}
+        return Result(tensors, metadata["data"], key)
+    except (ValueError, TypeError, LookupError, AttributeError, RecursionError):
         return None
-    tensors = {name: _tensor(memoryview(content)[begin:], header[name]) for name in metadata["names"]}
-    return Result(tensors, metadata["data"], key)
 
 
 def save(path: Path, result: Result, key: str) -> None:
@@ -121,7 +125,8 @@ def _header(result: Result, key: str) -> bytes:
 def _content(value: Tensor) -> memoryview:
     import torch
 
-    return value.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().data
+    flat = value.detach().cpu().contiguous().reshape(-1)
+    return flat.as_strided(flat.shape, (1,)).view(torch.uint8).numpy().data  # one entry may have any stride
 
 
 def _tensor(content: memoryview, entry: dict[str, Any]) -> Tensor:
@@ -130,6 +135,8 @@ def _tensor(content: memoryview, entry: dict[str, Any]) -> Tensor:
 
     names = {kind: name for name, kind in _TYPES.items()}
     dtype, (start, end) = getattr(torch, names[entry["dtype"]]), entry["data_offsets"]
+    if not 0 <= start <= end <= len(content) or math.prod(entry["shape"]) * dtype.itemsize != end - start:
+        raise ValueError("the shape and the bytes of a tensor contradict each other")
     tensor = torch.empty(entry["shape"], dtype=dtype)
     tensor.reshape(-1).view(torch.uint8).numpy().data[:] = content[start:end]
     return tensor
@@ -148,9 +155,9 @@ def write(path: Path, content: bytes, private: bool = False) -> None:
     _write_by(path, lambda file: file.write(content), private)
 
 
-def write_parts(path: Path, parts: Iterable[str]) -> None:
+def write_parts(path: Path, parts: Iterable[str], private: bool = False) -> None:
     """Write a file part by part, completely or not at all: a long text need not fit in memory."""
-    _write_by(path, lambda file: file.writelines(part.encode() for part in parts))
+    _write_by(path, lambda file: file.writelines(part.encode() for part in parts), private)
 
 
 def _write_by(path: Path, fill: Callable[[BinaryIO], object], private: bool = False) -> None:

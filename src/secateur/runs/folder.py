@@ -187,11 +187,11 @@ class Run:
 
     def write(self, name: str, text: str) -> None:
         """Write a file such as report.html into the folder, completely or not at all."""
-        write(self.folder / name, text.encode())
+        write(self.folder / name, text.encode(), private=True)
 
     def write_parts(self, name: str, parts: Iterable[str]) -> None:
         """Write a file into the folder part by part, completely or not at all."""
-        write_parts(self.folder / name, parts)
+        write_parts(self.folder / name, parts, private=True)
 
     def flush(self) -> None:
         """Save the rows and figures now."""
@@ -267,7 +267,7 @@ def open_run(
         run = Run(folder)
         run.write("run.json", json.dumps(marker | {"finished": None}, indent=2))
         with explained(folder):
-            (folder / "artifacts").mkdir(exist_ok=True)
+            (folder / "artifacts").mkdir(mode=0o700, exist_ok=True)
             for left in (*folder.glob(TEMPORARY), *folder.glob(f"*/{TEMPORARY}")):
                 left.unlink()
         _renew_config(run, config)

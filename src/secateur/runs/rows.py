@@ -14,6 +14,7 @@ from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
+from secateur.errors import printable
 from secateur.runs.artifacts import SCHEMA
 
 
@@ -40,6 +41,12 @@ class Row:
     def __post_init__(self) -> None:
         if taken := self.extra.keys() & (_FIELDS | {"schema", "group", "extra"}):
             raise ValueError(f"extra has names of fields: {sorted(taken)}")
+        for name in _TEXTS:  # a name of the user's files may hold escapes, and rows reach terminals and pull requests
+            if isinstance(text := getattr(self, name), str) and not text.isprintable():
+                object.__setattr__(self, name, printable(text))
+        for name, value in self.extra.items():
+            if isinstance(value, str) and not value.isprintable():
+                self.extra[name] = printable(value)
 
     def to_json(self) -> dict[str, Any]:
         """Return one flat object; JSON has no infinity, so infinite numbers become text that float() reads."""
@@ -61,6 +68,7 @@ class Row:
 _FIELDS_IN_ORDER = [f.name for f in fields(Row) if f.name != "extra"]
 _FIELDS = frozenset(_FIELDS_IN_ORDER)
 _NUMBERS = ("value", "low", "high")
+_TEXTS = ("model", "dataset", "pruner", "defense", "attack", "metric", "note")
 _PER_ROW = ("metric", *_NUMBERS, *("round", "stage", "epoch", "client", "target", "trial", "item"))  # not of the group
 
 

@@ -77,7 +77,7 @@ class StageWatcher:
         if time.monotonic() - self._saved < EVERY:
             return
         with explained(self._state):
-            self._state.parent.mkdir(exist_ok=True)
+            self._state.parent.mkdir(mode=0o700, exist_ok=True)
         write(self._state, encode(Result(state, {"seconds": self.seconds, "iterations": self._done}), self._key))
         lines = [json.dumps({"schema": SCHEMA} | figure, allow_nan=False) + "\n" for figure in self.draw(pictures)]
         write(self._figures, "".join(lines).encode())

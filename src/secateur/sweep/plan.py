@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from secateur.config import Audit, Federate, Invert, Reproduce, Sweep, Work, dump, put, read
-from secateur.errors import WrongInput, unknown
+from secateur.errors import WrongInput, expand, unknown
 from secateur.experiments.context import file_key
 from secateur.runs.artifacts import key_of
 
@@ -67,7 +67,7 @@ def plan_at(sweep: Sweep, address: str | None) -> list[Piece]:
         named: dict[str, Any] = {"data": data} if "/" in data or data.endswith(".npz") else {}
         named |= {name: value for name, value in piece.config if isinstance(value, Path)}
         for field, value in named.items():
-            if not Path(value).expanduser().exists():
+            if not expand(value).exists():
                 raise WrongInput(field, f"{value} does not exist (in {piece.run})")
     return pieces
 

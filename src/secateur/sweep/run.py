@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import Any
 
 from secateur.config import Audit, Sweep
-from secateur.errors import WrongInput, require
+from secateur.errors import WrongInput, printable, require
 from secateur.evaluation import limits
 from secateur.progress import Advance, progress
 from secateur.runs.artifacts import SCHEMA, explained, write
@@ -166,12 +166,17 @@ class SweepLog:
             marker = json.loads((self._folder / piece.name / "piece.json").read_text())
         except (OSError, ValueError):
             return None
-        return marker if isinstance(marker, dict) and marker.get("key") == piece.key else None
+        known = isinstance(marker, dict) and {"key", "seconds", "machine"} <= marker.keys()
+        return marker if known and marker["key"] == piece.key else None
 
     def _store(self, piece: Piece, outcome: PieceOutcome) -> None:
         """Write the files of a worker into the piece's folder, and last the marker of its end, piece.json."""
         folder = self._folder / piece.name
         if outcome.files is not None:
+            if any(Path(name).is_absolute() or ".." in Path(name).parts for name in outcome.files):
+                raise WrongInput(
+                    "out", f"the worker of {piece.name} names a file outside of its folder; check {outcome.machine}"
+                )
             with explained(folder):
                 shutil.rmtree(folder, ignore_errors=True)  # files of another start would be mixed with these
                 for name in outcome.files:
@@ -182,7 +187,7 @@ class SweepLog:
         write(folder / "piece.json", json.dumps(marker).encode())
 
     def _print(self, line: str) -> None:
-        print(line, file=sys.stderr, flush=True)
+        print(printable(line), file=sys.stderr, flush=True)
 
     def _save(self) -> None:
         lines = (json.dumps({"schema": SCHEMA} | asdict(entry)) + "\n" for entry in self.entries)

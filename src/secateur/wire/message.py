@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import zlib
+from collections.abc import Mapping
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import Self
@@ -33,6 +34,7 @@ from secateur.wire.table import (
     unpack,
 )
 
+Dtypes = Mapping[str, torch.dtype]
 WORDS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}  # integers of the same bits, by bytes
 
 
@@ -114,12 +116,12 @@ def largest_message(shapes: Shapes, item: int = 8) -> int:
     return HEAD + largest_table(shapes) + rans.OVERHEAD + 8 * rans.LANES + values
 
 
-def decode(data: bytes, shapes: Shapes, *, inside: Mask | None = None) -> Params:
+def decode(data: bytes, shapes: Shapes, *, inside: Mask | None = None, dtypes: Dtypes | None = None) -> Params:
     """Return the update in a message, on the CPU; WrongInput unless it has exactly these shapes.
 
-    `inside` must be the mask that the update was encoded with.
+    `inside` must be the mask that the update was encoded with. With `dtypes` it must have these too.
     """
-    update = _decode(data, shapes, inside)
+    update = _decode(data, shapes, inside, dtypes)
     if missing := [name for name in shapes if name not in update]:
         raise WrongInput("message", f"lacks {', '.join(missing[:3])}{' and others' if len(missing) > 3 else ''}")
     return {name: update[name] for name in shapes}
@@ -133,7 +135,7 @@ def encode_mask(mask: Mask) -> bytes:
 
 def decode_mask(data: bytes, shapes: Shapes) -> Mask:
     """Return the mask in a message; it may lack tensors of `shapes`, which are then kept whole."""
-    mask = _decode(data, shapes, None)
+    mask = _decode(data, shapes, None, dict.fromkeys(shapes, torch.bool))
     _check_bool("message", mask)
     return {name: mask[name] for name in shapes if name in mask}
 
@@ -187,9 +189,9 @@ def pack_values(flat: Tensor, kept: Bits | None) -> bytes:
     return taken.astype(taken.dtype.newbyteorder("<"), copy=False).tobytes()
 
 
-def _decode(data: bytes, shapes: Shapes, inside: Mask | None) -> Params:
+def _decode(data: bytes, shapes: Shapes, inside: Mask | None, dtypes: Dtypes | None) -> Params:
     """Return the tensors in a message, which may be fewer than the shapes."""
-    table, body = _open(data, shapes)
+    table, body = _open(data, shapes, dtypes)
     if table.inside != (None if inside is None else fingerprint(inside)):
         raise WrongInput("inside", "is not the mask that the message was encoded with")
     tensors = [Expected.from_entry(entry, inside) for entry in table.entries]
@@ -203,8 +205,8 @@ def _decode(data: bytes, shapes: Shapes, inside: Mask | None) -> Params:
     }
 
 
-def _open(data: bytes, shapes: Shapes) -> tuple[TensorTable, memoryview]:
-    """Return the table of a message, checked against the shapes, and the body behind the table."""
+def _open(data: bytes, shapes: Shapes, dtypes: Dtypes | None) -> tuple[TensorTable, memoryview]:
+    """Return the table of a message, checked against the shapes and types, and the body behind the table."""
     if len(data) < HEAD or data[:4] != MAGIC:
         raise WrongInput("message", "is not one of secateur's, or is cut off: it must begin with SCTR")
     if data[4] != VERSION:
@@ -224,6 +226,8 @@ def _open(data: bytes, shapes: Shapes) -> tuple[TensorTable, memoryview]:
         if entry.shape != tuple(shapes[entry.name]):
             wanted = tuple(shapes[entry.name])
             raise WrongInput("message", f"{entry.name} has the shape {entry.shape}; {wanted} is expected")
+        if dtypes is not None and entry.dtype != dtypes[entry.name]:
+            raise WrongInput("message", f"{entry.name} is {entry.dtype}; must be {str(dtypes[entry.name])[6:]}")
         seen.add(entry.name)
     return table, memoryview(data)[end:]
 

@@ -11,7 +11,7 @@ from secateur import catalogue
 from secateur.attacks.inversion import optimisation
 from secateur.attacks.inversion.gradient_matching import GradientMatching, aim_at
 from secateur.errors import WrongInput
-from secateur.interfaces import ServerView
+from secateur.interfaces import Gradient, ServerView
 from secateur.seeding import derive
 
 QUICK = GradientMatching(iterations=60, sign=True, schedule="steps", engine="plain")
@@ -329,3 +329,14 @@ def test_ig_is_the_loop_that_its_paper_describes():
         falls.step()
         x.data.clamp_(-1, 1)
     torch.testing.assert_close(found.batch.inputs, x.detach(), rtol=0, atol=1e-9)
+
+
+@pytest.mark.parametrize("power", [63, -100])
+def test_a_scaled_gradient_reveals_as_much(power):
+    net = scenes.network(dtype=torch.float32)
+    truth = scenes.batch(0, dtype=torch.float32)
+    seen, known = scenes.view(net, truth), scenes.knowledge(net)
+    scaled = Gradient({name: torch.ldexp(value, torch.tensor(power)) for name, value in seen.update.values.items()})
+    plain, other = (run(QUICK, [[view]], known)[0] for view in (seen, ServerView(seen.sent, scaled)))
+    assert plain.loss == other.loss < plain.curve[0][1] / 5
+    assert torch.equal(plain.batch.inputs, other.batch.inputs)

@@ -2,13 +2,14 @@
 
 import pytest
 import torch
-from flwr.app import ConfigRecord, RecordDict
+from flwr.app import ConfigRecord, MetricRecord, RecordDict
 from near import Near, over_flower
 
 from alone import pictures
 from secateur import tree
 from secateur.defenses.dgp import DualGradientPruning
 from secateur.defenses.error_feedback import ErrorFeedback
+from secateur.defenses.withholding import Rates
 from secateur.errors import WrongInput
 from secateur.federated.base_pruning.prunefl import PruneFL
 from secateur.federated.client_training import LocalTraining
@@ -104,6 +105,9 @@ def spoiler(client, kind):
             values = given["values"][:-1]
         elif kind == "precision":
             values = encode({name: torch.nan_to_num(value) for name, value in shapes.items()})
+        elif kind == "rates":
+            shares = MetricRecord({name: float("nan") for name in Rates._fields})
+            return RecordDict({"update": pack(**given), "withheld": shares})
         elif kind == "nothing":
             return RecordDict({"update": pack()})
         elif kind == "other":
@@ -122,6 +126,7 @@ def spoiler(client, kind):
         ("shape", "wrong shape"),
         ("damaged", "cannot be read"),
         ("precision", "cannot be read"),
+        ("rates", "cannot be read"),
         ("nothing", "cannot be read"),
         ("other", "cannot be read"),
         ("size", "oversized"),

@@ -1,5 +1,7 @@
 """The mod in an app, and the strategies around an app's own."""
 
+import contextlib
+
 import numpy as np
 import pytest
 import torch
@@ -167,6 +169,32 @@ def test_a_client_neither_ends_nor_poisons_a_round(harm):
     bad.content["arrays"] = pack(update=encode(harm(sent, metrics)))
     arrays, _ = strategy.aggregate_train(1, [good, bad])
     assert torch.allclose(tensors_of(arrays)["w"], values_of_top(given), atol=1e-6)
+
+
+@pytest.mark.parametrize(
+    "arrays",
+    [
+        {},
+        {"w": np.zeros(3, np.float32)},
+        {"w": np.zeros(50_000), "b": np.zeros(10)},
+        {"w": np.full(50_000, np.nan, np.float32), "b": np.zeros(10, np.float32)},
+        {"w": Array("float32", (50_000,), "numpy.ndarray", b"\x93NUMPY"), "b": np.zeros(10, np.float32)},
+        {"w": Array("float32", (50_000,), "numpy.ndarray", bytes(1 << 20)), "b": np.zeros(10, np.float32)},
+    ],
+    ids=["none", "shape", "precision", "nan", "cut", "large"],
+)
+def test_an_auditor_leaves_out_what_is_no_update(arrays):
+    given, attacked = big(), []
+    strategy = AuditedStrategy(FedAvg(), lambda *turn: attacked.append(turn[1]), updates=2)
+    list(strategy.configure_train(1, arrays_of(given), ConfigRecord(), NoGrid()))
+    good = turned(upload_mod(TopK()), given, context(), step=given)
+    bad = turned(upload_mod(TopK()), given, context(1, 8), step=given)
+    bad.content["arrays"] = ArrayRecord(
+        {name: value if isinstance(value, Array) else Array(value) for name, value in arrays.items()}
+    )
+    with contextlib.suppress(Exception):  # the inner strategy is Flower's own
+        strategy.aggregate_train(1, [bad, good])
+    assert len(attacked) == 1
 
 
 def values_of_top(given):

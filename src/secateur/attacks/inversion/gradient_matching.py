@@ -6,6 +6,7 @@ target: the observed gradients of its rounds, masks and labels. `problems` turns
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
@@ -196,6 +197,8 @@ def aim_at(attack: GradientMatching, views: Sequence[ServerView], knowledge: Kno
     if not views:
         raise WrongInput("target", "has no update; use at least one round")
     observed = [read_gradient(view, knowledge) for view in views]
+    if attack.distance == "cosine":  # it compares directions
+        observed = [rescale(one) for one in observed]
     labels, note = infer(attack.labels, observed[0], knowledge, index)
     notes = [note] if note else []
     masks: list[Mask] | None = None
@@ -224,6 +227,20 @@ def aim_at(attack: GradientMatching, views: Sequence[ServerView], knowledge: Kno
     sent = [_tensors(view.sent, knowledge) for view in views]
     steps = knowledge.local_steps if isinstance(views[0].update, Weights) else 1
     return MatchingTarget(index, sent, observed, masks, compression, labels, steps, "; ".join(notes))
+
+
+def rescale(gradient: Params) -> Params:
+    """Return a gradient divided by a power of two where its largest entry is far from 1: its squares would overflow.
+
+    Example:
+        >>> rescale({"w": torch.tensor([2.0**70, 2.0**69])})
+        {'w': tensor([1.0000, 0.5000])}
+    """
+    largest = max((float(value.abs().max()) for value in gradient.values() if value.numel()), default=0.0)
+    exponent = math.frexp(largest)[1] - 1
+    if largest == 0 or abs(exponent) <= 20:
+        return gradient
+    return {name: torch.ldexp(value, torch.tensor(-exponent, device=value.device)) for name, value in gradient.items()}
 
 
 def _list_initial(sent: Params) -> set[str]:

@@ -24,9 +24,9 @@ ROUNDING = 1e-12  # sums in another order differ by less, which must not count a
 
 
 def features(answers: Tensor, labels: Tensor) -> Tensor:
-    """Return the probability of the true label and the two largest probabilities, (N, 3)."""
+    """Return the probability of the true label and the two largest probabilities, (N, 3); (N, 2) of one class."""
     p = answers.double()
-    return torch.cat([p.gather(1, labels[:, None]), p.topk(2, 1).values], 1)
+    return torch.cat([p.gather(1, labels[:, None]), p.topk(min(2, p.shape[1]), 1).values], 1)
 
 
 def kernel(points: Tensor) -> Tensor:

@@ -39,6 +39,7 @@ class Clients:
         self.base = terms.base.bound(net, tuple(train.inputs.shape[1:]))
         self.sampler = sampler_of(terms, seed, device)
         self.shapes = {name: tuple(value.shape) for name, value in tree.state_of(net).items()}
+        self.dtypes = {name: value.dtype for name, value in tree.state_of(net).items()}
         self.server = Received(net, self.base, device)
         self.turns = ClientTurn(net, terms, self.server, self.train, "sequential")
 
@@ -49,7 +50,7 @@ class Clients:
         reset_if_other(home, str(turn["key"]))
         mask = mask_of(home, sent.get("mask"), int(str(turn["version"])), self.shapes)
         inside = mask if turn["inside"] else None
-        state = tree.to(decode(sent["model"], self.shapes, inside=inside), self.device)
+        state = tree.to(decode(sent["model"], self.shapes, inside=inside, dtypes=self.dtypes), self.device)
         update = self.turn(number, client, state, tree.to(mask, self.device), load_state(home, taken, self.device))
         if update.state:
             save_state(home, number, update.state)

@@ -20,30 +20,20 @@ from torch import Tensor
 from secateur import tree
 from secateur.defenses.withholding import Rates
 from secateur.errors import WrongInput
-from secateur.federated.averaging import alive_of
 from secateur.federated.client_training import Rows
 from secateur.federated.client_turn import ClientUpdate
-from secateur.federated.faults import NO_ANSWER, Fault
+from secateur.federated.faults import NO_ANSWER, Fault, Refused, read_update
 from secateur.federated.federation import Federation
-from secateur.federated.flower.link import Link, pack, size_of, unpack
+from secateur.federated.flower.link import SLACK, Link, pack, size_of, unpack
 from secateur.federated.flower.node_data import KnownPanel, apply_reported_sizes, describe_data
 from secateur.federated.sampling import SampledClients
 from secateur.federated.traffic import Ledger, Measure, Round, Traffic
 from secateur.interfaces import Mask, Params
-from secateur.wire import decode, decode_mask, encode, encode_mask
+from secateur.wire import decode_mask, encode, encode_mask
 
 log = logging.getLogger(__name__)
 
 OWN = "it trains on data of its own, of which the server has nothing: its updates are averaged, and not attacked"
-SLACK = 1 << 16  # bytes of tables and positions that an update may have beyond its values
-
-
-class Refused(Exception):
-    """An update that is left out, with its fault."""
-
-    def __init__(self, fault: Fault) -> None:
-        super().__init__(fault)
-        self.fault = fault
 
 
 class OverLink:
@@ -156,13 +146,12 @@ class FlowerFederation(OverLink, Federation):
             if not withheld:
                 return update, squares
             shares = [torch.tensor(float(str(withheld[name])), dtype=torch.float64) for name in Rates._fields]
+            if not all(bool(share.isfinite()) for share in shares):
+                raise Refused("damaged", "a withheld share is not finite")
             return update._replace(rates=Rates(*shares)), squares
 
     def _decode(self, record: ArrayRecord, client: int, own_masks: bool) -> tuple[ClientUpdate, Params]:
-        """Return the update and its squares out of a record.
-
-        Squares are checked to be finite here; the values are checked where the update is added.
-        """
+        """Return the update and its squares out of a record."""
         size, server = size_of(record), self.server
         self.ledger.traffic.up[client] += size
         if size > (2 if server.squares else 1) * self._dense + self._dense // 8 + SLACK:
@@ -171,8 +160,6 @@ class FlowerFederation(OverLink, Federation):
         values = self._tensors(messages.get("values", b""), server.weights, mask if mask and not own_masks else None)
         buffers = self._tensors(messages["buffers"], server.buffers) if "buffers" in messages else {}
         squares = self._tensors(messages.get("squares", b""), server.weights) if server.squares else {}
-        if squares and not bool(alive_of(squares)):
-            raise Refused("nan")
         chosen = self._mask(messages, "mask", mask) if own_masks else None
         if chosen is not None and chosen.keys() != mask.keys():
             raise Refused("damaged")
@@ -181,10 +168,7 @@ class FlowerFederation(OverLink, Federation):
 
     def _tensors(self, data: bytes, like: Params, inside: Mask | None = None) -> Params:
         """Return the tensors of a message, which must have the shapes and precision of `like`."""
-        tensors = decode(data, _shapes(like), inside=inside)
-        if any(value.dtype != like[name].dtype for name, value in tensors.items()):
-            raise Refused("damaged")
-        return tree.to(tensors, self.device)
+        return tree.to(read_update(data, like, inside), self.device)
 
     def _mask(self, messages: Mapping[str, bytes], name: str, usual: Mask) -> Mask:
         """Return the mask of a message, or `usual` where the message has none."""
@@ -213,9 +197,12 @@ class Counted(Traffic):
 
 @contextmanager
 def refusing(client: int) -> Iterator[None]:
-    """Turn any error in a message into `Refused` with the fault that a row names."""
+    """Turn any error in a message into `Refused` with the fault that a row names, and log the reason."""
     try:
         yield
+    except Refused as refused:
+        log.warning("ignoring the update of client %s (%s)", client, refused)
+        raise
     except (KeyError, ValueError):
         raise Refused("damaged") from None
     except WrongInput as error:

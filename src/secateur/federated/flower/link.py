@@ -15,7 +15,7 @@ from flwr.common.constant import ErrorCode
 from flwr.serverapp import Grid
 from torch import Tensor
 
-from secateur.errors import WrongInput
+from secateur.errors import WrongInput, printable
 from secateur.federated.faults import Fault
 from secateur.interfaces import Params
 
@@ -25,6 +25,7 @@ FEW = 4  # answers that are fetched and held at a time
 PAUSE = 0.2  # seconds between two polls
 MOST = 1 << 32  # examples that a client may report
 HELLO = "query"  # the type of the message that asks a node which client it is
+SLACK = 1 << 16  # bytes of tables and positions that an update may have beyond its values
 WIRE = "secateur"  # the serialisation type of an array whose bytes are a message of secateur/wire
 
 
@@ -122,7 +123,7 @@ class Link:
     def _content(self, reply: Message) -> RecordDict | Fault:
         if not reply.has_error():
             return reply.content
-        log.warning("ignoring the answer of a client: it failed (%s)", reply.error.reason)
+        log.warning("ignoring the answer of a client: it failed (%s)", printable(reply.error.reason))
         return "absent" if reply.error.code == ErrorCode.NODE_UNAVAILABLE else "error"
 
 
@@ -138,6 +139,19 @@ def _parse_greeting(answer: RecordDict) -> tuple[int, int] | None:
 def tensors_of(record: ArrayRecord) -> Params:
     """Return the arrays of a record by name."""
     return {name: torch.from_numpy(array.numpy().copy()) for name, array in record.items()}
+
+
+def read_tensors(record: ArrayRecord, like: Params) -> Params:
+    """Return the arrays of a client's record; refuse one that claims other shapes, or more bytes than `like` has."""
+    for name, array in record.items():
+        if name not in like or tuple(array.shape) != tuple(like[name].shape):
+            raise WrongInput("message", f"{name} is not expected, or has another shape")
+        if len(array.data) > 8 * like[name].numel() + SLACK:
+            raise WrongInput("message", f"{name} has {len(array.data)} bytes, which is too many for its shape")
+    try:
+        return tensors_of(record)
+    except (ValueError, TypeError, OSError, MemoryError) as error:  # an array's own header may be forged too
+        raise WrongInput("message", f"its arrays cannot be read ({error})") from error
 
 
 def arrays_of(tensors: Mapping[str, Tensor]) -> ArrayRecord:

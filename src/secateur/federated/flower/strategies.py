@@ -27,9 +27,8 @@ from secateur.evaluation.calibration import is_open, list_weights
 from secateur.evaluation.client import caution
 from secateur.evaluation.membership import flat_labels
 from secateur.evaluation.reconstruction import Scoring, attack_labels, judge, summary_rows, target_rows
-from secateur.federated.averaging import alive_of
-from secateur.federated.faults import WORDS, refusal
-from secateur.federated.flower.link import arrays_of, single_record, size_of, tensors_of, unpack
+from secateur.federated.faults import Refused, check_update, read_update
+from secateur.federated.flower.link import arrays_of, read_tensors, single_record, size_of, tensors_of, unpack
 from secateur.federated.flower.mod import BUFFERS, apply_update
 from secateur.interfaces import Batch, InversionAttack, Knowledge, Params, ServerView, Weights
 from secateur.metrics.lpips import load_weights
@@ -39,7 +38,6 @@ from secateur.runs.folder import open_run
 from secateur.runs.rows import Row, join_notes
 from secateur.runs.unfinished import NullWatcher
 from secateur.seeding import derive
-from secateur.wire import decode
 
 Truth = Callable[[int, Message], Batch | None]  # (round, reply) -> the examples of an update, where they are known
 
@@ -103,11 +101,10 @@ class DecodingStrategy(AroundStrategy):
         try:
             name, record = single_record(reply.content, "a client's reply")
             self.bytes_up += size_of(record)
-            shapes = {name: tuple(value.shape) for name, value in self.sent.items()}
-            sent = decode(unpack(record).get("update", b""), shapes)
-            _check_reply(reply, sent, self.sent)
+            sent = read_update(unpack(record).get("update", b""), self.sent)
+            _check_metrics(reply)
             arrays = arrays_of(apply_update(self.sent, sent, self.sent, self.buffers))
-        except WrongInput as error:
+        except (WrongInput, Refused) as error:
             log(WARNING, "ignoring the update of node %s (%s)", reply.metadata.src_node_id, error)
             return None
         self.dense_bytes += size_of(arrays)
@@ -115,12 +112,8 @@ class DecodingStrategy(AroundStrategy):
         return reply
 
 
-def _check_reply(reply: Message, sent: Params, like: Params) -> None:
-    """Refuse an update that would end or poison the round: other types, NaN, or a weight that is no positive number."""
-    if (fault := refusal(sent, like)) is not None:
-        raise WrongInput("message", f"the client {WORDS[fault]}")
-    if not bool(alive_of({name: value for name, value in sent.items() if value.is_floating_point()})):
-        raise WrongInput("message", f"the client {WORDS['nan']}")
+def _check_metrics(reply: Message) -> None:
+    """Refuse metrics that would end or poison the round: not finite, or a weight that is no positive number."""
     for record in reply.content.metric_records.values():
         for name, value in record.items():
             numbers = value if isinstance(value, list) else [value]
@@ -152,7 +145,12 @@ class AuditedStrategy(AroundStrategy):
         arrived = list(replies)
         if server_round % self.every == 0:
             for reply in [answer for answer in arrived if not answer.has_error()][: self.updates]:
-                weights = tensors_of(single_record(reply.content, "a client's reply")[1])
+                try:
+                    weights = read_tensors(single_record(reply.content, "a client's reply")[1], self.sent)
+                    check_update(weights, self.sent)
+                except (WrongInput, Refused) as error:
+                    log(WARNING, "not attacking the update of node %s (%s)", reply.metadata.src_node_id, error)
+                    continue
                 truth = None if self.truth is None else self.truth(server_round, reply)
                 self.auditor(server_round, reply.metadata.src_node_id, self.sent, weights, truth)
         return self.inner.aggregate_train(server_round, arrived)

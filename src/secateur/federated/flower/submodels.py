@@ -12,10 +12,10 @@ from torch import Tensor, nn
 from secateur import tree
 from secateur.data.dataset import Dataset
 from secateur.errors import WrongInput
-from secateur.federated.faults import Fault
+from secateur.federated.faults import Fault, Refused, read_update
 from secateur.federated.flower.client import load_state, reset_if_other, save_state
-from secateur.federated.flower.federation import SLACK, OverLink, Refused, refusing
-from secateur.federated.flower.link import Link, pack, size_of, unpack
+from secateur.federated.flower.federation import OverLink, refusing
+from secateur.federated.flower.link import SLACK, Link, pack, size_of, unpack
 from secateur.federated.spec import SubmodelSpec
 from secateur.federated.submodels.clients import SubmodelSent, SubmodelTurn
 from secateur.federated.submodels.federation import SubmodelFederation, Turn
@@ -37,7 +37,8 @@ class NarrowClients:
         number, client, taken = (int(str(request[name])) for name in ("round", "client", "taken"))
         reset_if_other(home, str(request["key"]))
         cut = fed.broadcast(number, client).cut
-        received = decode(unpack(content.array_records["model"])["model"], cut.shapes)
+        dtypes = dict.fromkeys(cut.shapes, fed.flat.dtype)
+        received = decode(unpack(content.array_records["model"])["model"], cut.shapes, dtypes=dtypes)
         fed.flat = torch.zeros_like(fed.flat).index_copy(0, cut.index.to(fed.device), flat_of(received).to(fed.flat))
         state = load_state(home, taken, fed.device)
         fed.states = {} if state is None else {client: state}
@@ -96,9 +97,7 @@ class FlowerSubmodels(OverLink, SubmodelFederation):
             if size_of(record) > 2 * turn.received.nbytes + SLACK:
                 raise Refused("size")
             messages = unpack(record)
-            values = decode(messages.get("values", b""), cut.shapes)
-            if any(value.dtype != self.flat.dtype for value in values.values()):
-                raise Refused("damaged")
+            values = read_update(messages.get("values", b""), params_of(turn.received, cut.shapes))
             return self._build_upload(turn, tree.to(values, self.device), self._decode_covered(messages, cut))
 
     def _decode_covered(self, messages: dict[str, bytes], cut: SubmodelIndex) -> Tensor | None:
