@@ -11,12 +11,13 @@ import secateur
 from secateur import tree
 from secateur.attacks.inversion.updates import gradient_update
 from secateur.cli import app
-from secateur.config import Invert, defense, inversion, read
+from secateur.config import Invert, defense, defense_of_clients, inversion, read
 from secateur.defenses.adgp import AlignedDualGradientPruning as Adgp
 from secateur.defenses.dgp import DualGradientPruning
 from secateur.defenses.error_feedback import RESIDUAL, ErrorFeedback
 from secateur.defenses.noise import GaussianNoise
 from secateur.errors import WrongInput
+from secateur.evaluation.attack_strength import Strength, list_missing
 from secateur.evaluation.client import AttackedClient, UploadDefense, add_cautions, caution, guard_of
 from secateur.experiments.invert import plan, run_invert
 from secateur.interfaces import Batch, Knowledge
@@ -119,6 +120,17 @@ def test_what_met_no_attacker_who_knows_of_it_says_so():
     assert caution(defense("soteria"), [LAYER]) is None
     assert "(adaptive: layer) may see more" in caution(defense("precode+dgp"), [REAPPLY])  # each part has its own
     assert caution(defense("precode+dgp"), [REAPPLY, LAYER]) is None
+
+
+def test_withholding_asks_for_an_attacker_with_memory_who_compares_sent_entries():
+    kinder = [inversion(name) for name in ("sgi", "sgi:follows=true", "sgi:adaptive=support")]
+    for name in ("largest", "pseudo-mix", "priprune"):
+        withholding = defense_of_clients(name)
+        assert "(adaptive: support+follows) may see more" in caution(withholding, kinder)
+        assert caution(withholding, [*kinder, inversion("sgi:adaptive=support:follows=true")]) is None
+    assert list_missing([Strength("sgi:adaptive=support", 20, frozenset(), True)], "largest")[0].endswith(
+        "one who knows of it (adaptive=support:follows=true) may see more"
+    )
 
 
 def test_what_is_proved_stands_beside_the_numbers():

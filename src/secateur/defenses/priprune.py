@@ -57,7 +57,7 @@ PRESETS = {
 }
 
 
-@method("defense", "priprune", "priprune", acts_on="client", adaptive=("support",))
+@method("defense", "priprune", "priprune", acts_on="client", adaptive=("support+follows",))
 @dataclass(frozen=True)
 class PriPrune:
     """Learns by Gumbel-softmax masks which weights to withhold, jointly with the weights (PriPrune; Algorithm 3).

@@ -91,7 +91,7 @@ class Withholding:
         return whole_part(self.rate * (size if keep is None or self.of == "all" else keep.sum().double()))
 
 
-@method("defense", "largest", "priprune", acts_on="client", adaptive=("support",))
+@method("defense", "largest", "priprune", acts_on="client", adaptive=("support+follows",))
 @dataclass(frozen=True)
 class Largest(Withholding):
     """Prunes the weights with the largest gradients before they are sent (Largest; priprune Section 5.1, Insight 1).
@@ -104,7 +104,7 @@ class Largest(Withholding):
         return mask_largest(steepness, number)
 
 
-@method("defense", "pseudo-largest", "priprune", acts_on="client", adaptive=("support",))
+@method("defense", "pseudo-largest", "priprune", acts_on="client", adaptive=("support+follows",))
 @dataclass(frozen=True)
 class PseudoLargest(Largest):
     """Withholds the weights with the largest gradients, and trains on with them (Largest (Pseudo); priprune Fig. 7).
@@ -115,7 +115,7 @@ class PseudoLargest(Largest):
     pseudo: bool = True
 
 
-@method("defense", "random", "priprune", acts_on="client", adaptive=("support",))
+@method("defense", "random", "priprune", acts_on="client", adaptive=("support+follows",))
 @dataclass(frozen=True)
 class RandomShare(Withholding):
     """Prunes weights drawn at random before they are sent, anew in every round (Random; priprune Section 5.1).
@@ -132,7 +132,7 @@ class RandomShare(Withholding):
         return mask_largest(chance, number)
 
 
-@method("defense", "pseudo-random", "priprune", acts_on="client", adaptive=("support",))
+@method("defense", "pseudo-random", "priprune", acts_on="client", adaptive=("support+follows",))
 @dataclass(frozen=True)
 class PseudoRandomShare(RandomShare):
     """Withholds weights drawn at random, and trains on with them (Random (Pseudo); priprune Fig. 6).
@@ -143,7 +143,7 @@ class PseudoRandomShare(RandomShare):
     pseudo: bool = True
 
 
-@method("defense", "mix", "priprune", acts_on="client", adaptive=("support",))
+@method("defense", "mix", "priprune", acts_on="client", adaptive=("support+follows",))
 @dataclass(frozen=True)
 class Mix(Withholding):
     """Prunes half of its rate by the largest gradients and half at random before sending (Mix; priprune Section 5.1).
@@ -169,7 +169,7 @@ class Mix(Withholding):
         return steepest | mask_largest(torch.where(steepest, -1, chance), number - first)
 
 
-@method("defense", "pseudo-mix", "priprune", acts_on="client", adaptive=("support",))
+@method("defense", "pseudo-mix", "priprune", acts_on="client", adaptive=("support+follows",))
 @dataclass(frozen=True)
 class PseudoMix(Mix):
     """Withholds half of its rate by the largest gradients and half at random, and trains on with them (Mix (Pseudo)).

@@ -5,12 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from secateur.attacks.inversion.adaptive import FOLLOWS, PLAIN, mode_of, settings_of_mode
 from secateur.catalogue import methods, name_of, split
 from secateur.evaluation.calibration import WEIGHTS
 from secateur.evaluation.reconstruction import fewest_updates
 from secateur.runs.rows import Row
-
-PLAIN = "none"  # the adaptive mode of an attacker who does not know of the defense
 
 
 @dataclass(frozen=True)
@@ -25,7 +24,7 @@ class Strength:
     @property
     def mode(self) -> str:
         """The way in which the attacker adapts to the defense."""
-        return self.setting("adaptive", PLAIN)
+        return mode_of(self.setting("adaptive", PLAIN), self.setting(FOLLOWS, "false").lower() == "true")
 
     def setting(self, name: str, default: str) -> str:
         """Return a setting of the attack as text."""
@@ -60,7 +59,7 @@ def list_missing(attacks: Sequence[Strength], defense: str) -> list[str]:
     missing, modes = [], list_modes(defense)
     met = {attack.mode for attack in attacks}
     if unmet := [mode for mode in modes if mode not in met]:
-        weak = ", ".join(f"adaptive={mode}" for mode in unmet)
+        weak = ", ".join(map(settings_of_mode, unmet))
         how = "it was attacked plainly only" if not met - {PLAIN} else "not every attacker who knows of it was met"
         missing.append(f"{how}; one who knows of it ({weak}) may see more")
     for mode in [mode for mode in modes if mode in met] or sorted(met):

@@ -11,7 +11,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from secateur.evaluation.attack_strength import PLAIN, Strength, list_missing, measure_strength
+from secateur.attacks.inversion.adaptive import PLAIN
+from secateur.evaluation.attack_strength import Strength, list_missing, measure_strength
 from secateur.evaluation.reconstruction import NOT_RUN
 from secateur.metrics.estimates import average_on_same
 from secateur.metrics.membership import share_of

@@ -19,6 +19,29 @@ from secateur.interfaces import Knowledge, Mask, Params, ServerView, Weights
 
 Adaptive = Literal["none", "support", "layer", "reapply", "mask"]
 Compression = Callable[[Params], Params]
+PLAIN = "none"  # the mode of an attacker who does not know of the defense
+FOLLOWS = "follows"  # the part of a mode: the attacker remembers which weights the client sent last
+
+
+def mode_of(adaptive: str, follows: bool) -> str:
+    """Return the mode of an attacker from two of its settings.
+
+    Example:
+        >>> mode_of("support", True), mode_of("none", True), mode_of("none", False)
+        ('support+follows', 'follows', 'none')
+    """
+    parts = [adaptive] if adaptive != PLAIN or not follows else []
+    return "+".join([*parts, FOLLOWS] if follows else parts)
+
+
+def settings_of_mode(mode: str) -> str:
+    """Return the settings that give an attack a mode.
+
+    Example:
+        >>> settings_of_mode("support+follows"), settings_of_mode("layer")
+        ('adaptive=support:follows=true', 'adaptive=layer')
+    """
+    return ":".join("follows=true" if part == FOLLOWS else f"adaptive={part}" for part in mode.split("+"))
 
 
 def support(observed: Params) -> Mask:

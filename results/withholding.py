@@ -1,0 +1,81 @@
+"""Tables of results/priprune.md about the attackers that know of withholding, from results/rows.
+
+python results/withholding.py [results/rows/priprune-withholding.jsonl.xz]
+"""
+
+from __future__ import annotations
+
+import sys
+from collections import defaultdict
+from collections.abc import Mapping
+from pathlib import Path
+from statistics import mean, stdev
+
+from scipy.stats import t
+
+from secateur.runs.rows import Row, read_archive
+
+ROWS = Path(__file__).parent / "rows" / "priprune-withholding.jsonl.xz"
+ATTACKERS = {
+    "sgi": "SGI",
+    "sgi:follows=true": "remembers",
+    "sgi:adaptive=support": "support",
+    "sgi:adaptive=support:follows=true": "both",
+}
+Course = Mapping[tuple[int, int], float]  # by seed and round
+Key = tuple[str, str, str | None, str]  # base pruning, defense, attacker, metric
+
+
+def collect(rows: list[Row]) -> dict[Key, dict[tuple[int, int], float]]:
+    """Return the values of each federation, attacker and metric by seed and round."""
+    values: dict[Key, dict[tuple[int, int], float]] = defaultdict(dict)
+    for row in rows:
+        parts = (row.attack or "").split(":")
+        name = ":".join(part for part in parts if not part.startswith(("iterations=", "learning_rate=")))
+        if row.value is not None:
+            key = str(row.pruner), str(row.defense).partition(":acc")[0], ATTACKERS.get(name), row.metric
+            values[key][row.seed, row.extra["round"]] = row.value
+    return values
+
+
+def over_seeds(course: Course, last: bool = False) -> tuple[float, float]:
+    """Return the mean over seeds of a course's mean, or of its last value, and half of Student's 95 % interval."""
+    seeds: dict[int, list[float]] = defaultdict(list)
+    for (seed, _), value in sorted(course.items()):
+        seeds[seed].append(value)
+    means = [values[-1] if last else mean(values) for values in seeds.values()]
+    half = float(t.ppf(0.975, len(means) - 1)) * stdev(means) / len(means) ** 0.5
+    return mean(means), half
+
+
+def show(value: float, half: float, digits: int = 3) -> str:
+    """Return a value with its interval."""
+    return f"{value:.{digits}f} ± {half:.{digits}f}"
+
+
+def main(path: Path) -> None:
+    """Print the provenance, then one line a federation: accuracy, leakage by attacker, and paired differences."""
+    provenance, rows = read_archive(path)
+    values = collect(rows)
+    print("\n".join(f"{name}: {value}" for name, value in provenance.items()), end="\n\n")
+    heads = [f"{metric}: {name}" for metric in ("AMI", "recognisable, %") for name in ATTACKERS.values()]
+    print(
+        "| " + " | ".join(["base", "defense", "accuracy, %", "withheld, %", *heads, "AMI more than none: both"]) + " |"
+    )
+    print("|" + "---|" * (len(heads) + 5))
+    for base, defense in dict.fromkeys(key[:2] for key in values):
+        accuracy, half = over_seeds(values[base, defense, None, "test_accuracy"], last=True)
+        withheld = values.get((base, defense, None, "withheld_of_all"))
+        line = [base, defense, show(100 * accuracy, 100 * half, 1)]
+        line += [f"{100 * over_seeds(withheld, last=True)[0]:.1f}" if withheld else ""]
+        line += [show(*over_seeds(values[base, defense, name, "ami_256"])) for name in ATTACKERS.values()]
+        for name in ATTACKERS.values():
+            share, half = over_seeds(values[base, defense, name, "recognisable"])
+            line.append(show(100 * share, 100 * half, 0))
+        both, plain = values[base, defense, "both", "ami_256"], values[base, "none", "both", "ami_256"]
+        paired = {key: value - plain[key] for key, value in both.items()}
+        print("| " + " | ".join([*line, show(*over_seeds(paired)) if defense != "none" else ""]) + " |")
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]) if len(sys.argv) > 1 else ROWS)
