@@ -23,9 +23,9 @@ from random import Random
 import numpy as np
 import torch
 import yaml
-from mutation import Target, case_of, mutate, mutate_json, mutate_lines, run_cases, try_case
 from torch import nn
 
+from mutation import Target, case_of, mutate, mutate_json, mutate_lines, run_cases, try_case
 from secateur.errors import WrongInput
 
 DRAW = np.random.default_rng(0)
@@ -99,7 +99,20 @@ def forge_tensors(draw, content, other):
 
 YAML = (b"&a ", b"*a", b"<<: *a", b"- ", b": ", b"!!python/object/apply:os.system ", b"!!binary ", b"!!set ", b"? ")
 YAML += (b"!!timestamp ", b"2001-13-45", b"1:30:61", b"|\n", b">-\n", b"~", b"---\n", b"...\n", b"%YAML 9\n", b"\t")
-YAML += (b"[[[[", b"{{{{", b"'", b'"\\x', b"0b2", b"!!int ", b"!!float ", b"!!merge ", b"=", b".inf", b"1e400", b"9" * 60)
+YAML += (
+    b"[[[[",
+    b"{{{{",
+    b"'",
+    b'"\\x',
+    b"0b2",
+    b"!!int ",
+    b"!!float ",
+    b"!!merge ",
+    b"=",
+    b".inf",
+    b"1e400",
+    b"9" * 60,
+)
 
 
 def forge_yaml(draw, content, other):
@@ -168,7 +181,9 @@ def data_targets(folder: Path) -> list[Target]:
         file_target(
             "predictions-npz", paths["p.npz"], saved, lambda: read_predictions(paths["p.npz"]), forge_zip, share=30
         ),
-        file_target("predictions-csv", paths["p.csv"], [b"\n".join(lines)], lambda: read_predictions(paths["p.csv"]), share=20),
+        file_target(
+            "predictions-csv", paths["p.csv"], [b"\n".join(lines)], lambda: read_predictions(paths["p.csv"]), share=20
+        ),
     ]
     return targets + parquet_targets(paths["a.parquet"], paths["p.parquet"], loads)
 
@@ -219,7 +234,9 @@ def set_targets(folder: Path) -> list[Target]:
     targets.append(of("mnist", "MNIST/raw/t10k-labels-idx1-ubyte", [plain["labels-idx1-ubyte"]], share=10))
     writers = np.stack([LABELS, LABELS, LABELS + 10, *[LABELS] * 5], 1).astype(">i4")
     for part in ("train", "test"):
-        _write(folder / f"qmnist/QMNIST/raw/qmnist-{part}-images-idx3-ubyte.gz", gzip.compress(plain["images-idx3-ubyte"]))
+        _write(
+            folder / f"qmnist/QMNIST/raw/qmnist-{part}-images-idx3-ubyte.gz", gzip.compress(plain["images-idx3-ubyte"])
+        )
         _write(folder / f"qmnist/QMNIST/raw/qmnist-{part}-labels-idx2-int.gz", gzip.compress(idx(writers, 0x0C)))
     labels = [gzip.compress(idx(writers, 0x0C), mtime=0)]
     targets.append(of("qmnist", "QMNIST/raw/qmnist-train-labels-idx2-int.gz", labels, forge_gzip, 10))
@@ -299,8 +316,13 @@ def wire_targets() -> list[Target]:
     shapes = {name: tuple(value.shape) for name, value in whole.items()}
     thin = {name: value * (torch.rand(value.shape, generator=draw) < 0.1) for name, value in whole.items()}
     updates = [encode(whole), encode(thin), encode({name: value.half() for name, value in thin.items()})]
-    updates.append(encode({name: value * (torch.rand(value.shape, generator=draw) < 0.4) for name, value in whole.items()}))
-    masks = [encode_mask({name: value != 0 for name, value in thin.items()}), encode_mask({"conv.bias": whole["conv.bias"] > 0})]
+    updates.append(
+        encode({name: value * (torch.rand(value.shape, generator=draw) < 0.4) for name, value in whole.items()})
+    )
+    masks = [
+        encode_mask({name: value != 0 for name, value in thin.items()}),
+        encode_mask({"conv.bias": whole["conv.bias"] > 0}),
+    ]
 
     def read_update(content):
         update = decode(content, shapes)
@@ -349,13 +371,12 @@ def network() -> nn.Module:
         return nn.Sequential(nn.Flatten(), nn.Linear(6, 8), nn.ReLU(), nn.Linear(8, 3)).eval()
 
 
-def model_targets(folder: Path) -> list[Target]:
-    """Return the readers of weights, networks, captured updates and artifacts."""
+def model_targets(folder: Path, long: bool) -> list[Target]:
+    """Return the readers of weights, networks, captured updates and artifacts; without `long` no compiled networks."""
     from safetensors.torch import save
 
     from secateur.evaluation.client import read_update
     from secateur.models.create import load_weights
-    from secateur.models.formats import load_model
     from secateur.runs.artifacts import Result, decode, encode
 
     net = network()
@@ -364,14 +385,10 @@ def model_targets(folder: Path) -> list[Target]:
     states.append(save(plain, {"secateur": json.dumps({"config": {"remove": True, "pruner": "l1-structured"}})}))
     gradient = {name: torch.randn(value.shape) for name, value in net.named_parameters()}
     updates = [save(gradient, {"kind": "gradient"}), save(gradient), save(plain, {"kind": "weights"})]
-    saved, scripted, program = io.BytesIO(), io.BytesIO(), io.BytesIO()
+    saved = io.BytesIO()
     torch.save(plain, saved)
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        torch.jit.save(torch.jit.script(net), scripted)
-        torch.export.save(torch.export.export(net, (torch.zeros(2, 6),)), program)
     artifact = encode(Result({"weight": torch.ones(3, 2)}, {"epochs": 3}), "a" * 64)
-    files = {end: folder / f"model.{end}" for end in ("safetensors", "pt", "pt2", "script.pt", "update.safetensors")}
+    files = {end: folder / f"model.{end}" for end in ("safetensors", "pt", "update.safetensors")}
 
     def weights(end):
         return lambda: load_weights(network(), files[end])
@@ -383,11 +400,26 @@ def model_targets(folder: Path) -> list[Target]:
         file_target("weights .safetensors", files["safetensors"], states, weights("safetensors"), forge_tensors, 20),
         file_target("updates", files["update.safetensors"], updates, update, forge_tensors, 20),
         file_target("weights .pt", files["pt"], [saved.getvalue()], weights("pt"), forge_zip, 10),
-        file_target("model .pt", files["script.pt"], [scripted.getvalue()], lambda: load_model(files["script.pt"]), forge_zip, 3),
-        file_target("model .pt2", files["pt2"], [program.getvalue()], lambda: load_model(files["pt2"]), forge_zip),
         Target("artifacts", [artifact], lambda content: decode(content, "a" * 64), forge_tensors, 40),
     ]
-    return targets + onnx_target(folder, net)
+    return [*targets, *program_targets(folder, net), *onnx_target(folder, net)] if long else targets
+
+
+def program_targets(folder: Path, net: nn.Module) -> list[Target]:
+    """Return the readers of TorchScript and of exported programs."""
+    from secateur.models.formats import load_model
+
+    scripted, program = io.BytesIO(), io.BytesIO()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        torch.jit.save(torch.jit.script(net), scripted)
+        torch.export.save(torch.export.export(net, (torch.zeros(2, 6),)), program)
+    contents = {"script.pt": scripted.getvalue(), "pt2": program.getvalue()}
+    return [
+        file_target(f"model .{end}", path, [content], lambda path=path: load_model(path), forge_zip, 2)
+        for end, content in contents.items()
+        for path in (folder / f"model.{end}",)
+    ]
 
 
 def onnx_target(folder: Path, net: nn.Module) -> list[Target]:
@@ -407,12 +439,12 @@ def onnx_target(folder: Path, net: nn.Module) -> list[Target]:
 
 
 SMALL = {
-    "audit": ["--shadows", "2", "--sparsity", ".5", "--set", "train.epochs=1", "--set", "finetune.epochs=1"],
-    "invert": ["--attack", "ig:iterations=5", "--targets", "2", "--defense", "none,dgp"],
-    "federate": ["--model", "lenet-zhu", "--rounds", "4", "--clients", "4", "--per-round", "2", "--batch-size", "4"]
-    + ["--base-pruning", "prunefl", "--attack", "ig:iterations=5", "--attack-every", "2", "--membership", "yeom"],
-    "submodels": ["--submodels", "fdropout,local", "--rounds", "3", "--clients", "4", "--partition", "iid"]
-    + ["--batch-size", "32", "--attack", "yeom", "--evaluate-every", "2", "--set", "examples=200"],
+    "audit": "audit --shadows 2 --sparsity .5 --set train.epochs=1 --set finetune.epochs=1",
+    "invert": "invert --attack ig:iterations=5 --targets 2 --defense none,dgp",
+    "federate": "federate --model lenet-zhu --rounds 4 --clients 4 --per-round 2 --batch-size 4"
+    " --base-pruning prunefl --attack ig:iterations=5 --attack-every 2 --membership yeom",
+    "submodels": "federate --submodels fdropout,local --rounds 3 --clients 4 --partition iid --batch-size 32"
+    " --attack yeom --evaluate-every 2 --set examples=200",
 }
 READ = ("results.jsonl", "groups.jsonl", "figures.jsonl", "config.yaml", "run.json")
 
@@ -425,8 +457,7 @@ def run_folders(folder: Path) -> list[bytes]:
     for name, arguments in SMALL.items():
         place = folder / name
         if not (place / "report.html").exists():
-            command = "federate" if name == "submodels" else name
-            assert main([command, "--out", str(place), *arguments]) == 0
+            assert main([*arguments.split(), "--out", str(place)]) == 0
         bundles.append(json.dumps({name: (place / name).read_text() for name in READ if (place / name).exists()}))
     return [bundle.encode() for bundle in bundles]
 
@@ -494,7 +525,10 @@ def flower_targets() -> list[Target]:
     list(strategy.configure_train(1, arrays_of(sent), ConfigRecord(), Nodes()))
     asked = talking.asked(sent)
     update = encode({name: 0.1 * value for name, value in sent.items()})
-    good = {"arrays": {"update": ["uint8", [len(update)], WIRE, update.decode("latin1")]}, "metrics": {"num-examples": 3}}
+    good = {
+        "arrays": {"update": ["uint8", [len(update)], WIRE, update.decode("latin1")]},
+        "metrics": {"num-examples": 3},
+    }
 
     def reply_of(description):
         """Build a message, whatever Flower's own types let through."""
@@ -551,14 +585,15 @@ def flower_targets() -> list[Target]:
     ]
 
 
-def build_targets(folder: Path) -> list[Target]:
-    """Return all targets; their files lie in the folder."""
+def build_targets(folder: Path, bundles: list[bytes] | None = None) -> list[Target]:
+    """Return all targets; their files lie in the folder.
+
+    With `bundles`, run folders as `run_folders` returns them, targets that take seconds to prepare are left out.
+    """
     folder.mkdir(parents=True, exist_ok=True)
-    logging.disable(logging.CRITICAL)
-    warnings.simplefilter("ignore")
     targets = [*wire_targets(), *yaml_targets(folder), *data_targets(folder), *set_targets(folder / "sets")]
-    targets += [image_target(folder), *model_targets(folder), *flower_targets()]
-    return [*targets, folder_target(folder, run_folders(folder / "runs"))]
+    targets += [image_target(folder), *model_targets(folder, bundles is None), *flower_targets()]
+    return [*targets, folder_target(folder, bundles or run_folders(folder / "runs"))]
 
 
 def main() -> None:
@@ -570,6 +605,8 @@ def main() -> None:
     parser.add_argument("--folder", type=Path, default=Path(tempfile.gettempdir()) / "secateur-fuzz")
     parser.add_argument("--out", default="fuzz.jsonl", help="failures, a line each")
     options = parser.parse_args()
+    logging.disable(logging.CRITICAL)
+    warnings.simplefilter("ignore")
     targets = build_targets(options.folder)
     chosen = [t for t in targets if not options.targets or any(part in t.name for part in options.targets)]
     if options.case is not None:

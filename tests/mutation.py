@@ -255,4 +255,3 @@ def run_cases(target: Target, seed: int, first: int, count: int, out: str) -> Co
         first = number + 1
     counts["cases"] = count
     return counts
-

@@ -29,13 +29,13 @@ from secateur.runs.folder import load_rows
 from secateur.runs.rows import select_comparable
 
 JOBS = {
-    "audit": ["audit", "--model", "mlp", "--shadows", "1", "--pruner", "l1-unstructured", "--sparsity", ".5"]
-    + ["--attack", "conf", "--set", "train.epochs=2", "--set", "finetune.epochs=1"],
-    "invert": ["invert", "--attack", "ig:iterations=30:tv=.001", "--targets", "2", "--set", "together=1"],
-    "federate": ["federate", "--model", "conv-1", "--rounds", "5", "--clients", "4", "--per-round", "2"]
-    + ["--local-steps", "1", "--batch-size", "4", "--base-pruning", "random", "--defense", "pseudo-largest"],
-    "submodels": ["federate", "--submodels", "fdropout", "--rounds", "4", "--clients", "4", "--partition", "iid"]
-    + ["--batch-size", "32", "--attack", "yeom", "--set", "examples=120"],
+    "audit": "audit --model mlp --shadows 1 --pruner l1-unstructured --sparsity .5 --attack conf"
+    " --set train.epochs=2 --set finetune.epochs=1",
+    "invert": "invert --attack ig:iterations=30:tv=.001 --targets 2 --set together=1",
+    "federate": "federate --model conv-1 --rounds 5 --clients 4 --per-round 2 --local-steps 1 --batch-size 4"
+    " --base-pruning random --defense pseudo-largest",
+    "submodels": "federate --submodels fdropout --rounds 4 --clients 4 --partition iid --batch-size 32"
+    " --attack yeom --set examples=120",
 }
 SWEEP = "jobs:\n  a: {job: audit, model: mlp, shadows: 1, attack: conf, sparsity: [.5], seeds: 2, train: {epochs: 2}}\n"
 SWEEP += "  b: {job: invert, attack: 'ig:iterations=30:tv=.001', targets: 1}\n"
@@ -161,7 +161,7 @@ def main_script() -> None:
     for name in options.jobs or JOBS:
         with tempfile.TemporaryDirectory(prefix="kill-") as place:
             (Path(place) / "sweep.yaml").write_text(SWEEP)
-            arguments = JOBS.get(name, ["sweep", str(Path(place) / "sweep.yaml")])
+            arguments = JOBS.get(name, f"sweep {place}/sweep.yaml").split()
             means = MEANS if name in JOBS else ("start",)
             begun = time.perf_counter()
             counts = kill_many(name, arguments, options.kills, options.seed, Path(place), means)

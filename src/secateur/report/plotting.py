@@ -6,6 +6,7 @@ import json
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import pairwise
 from typing import Any, TypeVar
 
 # Each colour has a contrast of at least 3:1 against the light and the dark background.
@@ -40,7 +41,6 @@ class View:
     panels: list[Panel]
     text: str = ""
 
-
     @property
     def content(self) -> Part:
         """The view for the page's script."""
@@ -74,7 +74,7 @@ def thin_points(points: Sequence[tuple[Any, float]], most: int = POINTS) -> Sequ
         return points
     ends = [round(i * len(points) / (most // 2)) for i in range(most // 2 + 1)]
     kept: set[int] = set()
-    for start, end in zip(ends, ends[1:], strict=False):
+    for start, end in pairwise(ends):
         ranked = sorted(range(start, end), key=lambda i: points[i][1])
         kept |= {ranked[0], ranked[-1]}
     kept = (kept - {min(kept), max(kept)}) | {0, len(points) - 1}

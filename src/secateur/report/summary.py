@@ -145,7 +145,9 @@ def differ(labelled: Iterable[Labels], name: str) -> bool:
 
 def join_distinct(values: Iterable[Any]) -> str:
     """Return the different values in their order, separated by commas, and how many more there are; without None."""
-    names = list(dict.fromkeys(f"{x:g}" if isinstance(x, float) else str(x) for x in dict.fromkeys(values) if x is not None))
+    names = list(
+        dict.fromkeys(f"{x:g}" if isinstance(x, float) else str(x) for x in dict.fromkeys(values) if x is not None)
+    )
     more = f" and {len(names) - MOST_NAMES:,} more" if len(names) > MOST_NAMES else ""
     return ", ".join(names[:MOST_NAMES]) + more
 
