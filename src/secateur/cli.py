@@ -326,14 +326,15 @@ def gate(
     from secateur.evaluation import gate as gates
     from secateur.evaluation import limits
     from secateur.runs.artifacts import version, write
-    from secateur.runs.folder import load_finished
+    from secateur.runs.folder import explain_damage, load_finished
 
     for file in (summary, sarif, junit):
         _check_writable(file)
     rules = read(PolicyFile, policy, {})
     rows = {str(run): load_finished(run) for run in runs}
     before = None if baseline is None else load_finished(baseline)
-    decision = gates.decide(rows, rules, before, date.today())
+    with explain_damage(runs):
+        decision = gates.decide(rows, rules, before, date.today())
     checks = [check for checked in decision.checks.values() for check in checked]
     contents = {
         summary: gates.render_markdown(decision),
@@ -530,16 +531,20 @@ def report(
 
     DIR... are the folders of the runs.
     """
+    from secateur.runs.folder import explain_damage
+
     if formats:
         from secateur.config import PolicyFile, read
         from secateur.report.evidence import write_pack
 
         rules = None if policy is None else read(PolicyFile, policy, {})
-        say(*(file for folder in folders for file in write_pack(folder, formats.split(","), rules)))
+        with explain_damage(folders):
+            say(*(file for folder in folders for file in write_pack(folder, formats.split(","), rules)))
         return
     from secateur.report.page import write_page
 
-    say(write_page(folders, out))
+    with explain_damage(folders):
+        say(write_page(folders, out))
 
 
 def main(arguments: list[str] | None = None) -> int:

@@ -4,6 +4,7 @@ import io
 import pickle
 import random
 import resource
+import zipfile
 
 import numpy as np
 import pytest
@@ -12,6 +13,7 @@ from hypothesis import strategies as st
 from scipy.io import loadmat, savemat
 
 from secateur.data import svhn
+from secateur.data.archives import map_npz, read_npz
 from secateur.data.cifar import CIFAR10, _batch
 from secateur.errors import WrongInput
 
@@ -95,3 +97,44 @@ def test_bytes_after_the_head_are_read_or_refused(tmp_path_factory, content):
     path.write_bytes(b" " * 124 + b"\x00\x01IM" + content)
     with pytest.raises(WrongInput):
         svhn._read(path)
+
+
+def npz_with(tmp_path, content, name="inputs.npy"):
+    path = tmp_path / "a.npz"
+    with zipfile.ZipFile(path, "w") as archive:
+        archive.writestr(name, content)
+    return path
+
+
+def npy_header(text):
+    """An array's file whose header is this text."""
+    return b"\x93NUMPY\x01\x00" + len(text).to_bytes(2, "little") + text
+
+
+@pytest.mark.parametrize(
+    "content",
+    [npy_header(b"{'descr': '<f8', 'shape': (2,"), npy_header(b"{[]:1}"), npy_header(b"(" * 60), b""],
+    ids=["not closed", "no dictionary", "deep", "empty"],
+)
+def test_a_forged_header_of_an_array_is_one_sentence(tmp_path, content):
+    path = npz_with(tmp_path, content)
+    for read in (read_npz, map_npz):
+        with pytest.raises(WrongInput, match="damaged"):
+            read(path)
+
+
+def test_texts_of_characters_that_do_not_exist_are_refused(tmp_path):
+    file = io.BytesIO()
+    np.save(file, np.array(["ab", "c"]))
+    content = file.getvalue()[:-4] + b"\xff\xff\xff\x7f"
+    for read in (read_npz, map_npz):
+        with pytest.raises(WrongInput, match="neither numbers nor texts"):
+            read(npz_with(tmp_path, content))
+
+
+def test_a_member_without_a_name_is_refused(tmp_path):
+    path = tmp_path / "a.npz"
+    with zipfile.ZipFile(path, "w") as archive:
+        archive.writestr(zipfile.ZipInfo("\0hidden"), b"1")  # a name ends at its first zero
+    with pytest.raises(WrongInput, match="leaves the archive"):
+        read_npz(path)

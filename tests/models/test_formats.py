@@ -11,6 +11,7 @@ import zipfile
 
 import pytest
 import torch
+from safetensors.torch import save_file
 from torch import nn
 from torch.nn.utils import prune
 
@@ -258,3 +259,26 @@ def test_a_network_of_timm_is_made_like_any_other(monkeypatch, hide):
     hide("timm")
     with pytest.raises(secateur.WrongInput, match="timm: is not installed"):
         create("timm:resnet18", (1, 8, 8), 10, torch.Generator().manual_seed(0))
+
+
+def test_damaged_archives_are_one_sentence(net, tmp_path):
+    weights, model = tmp_path / "weights.pt", tmp_path / "script.pt"
+    torch.save(net.state_dict(), weights)
+    script(net, model)
+    middle = weights.read_bytes().replace(b"PK\x01\x02", b"PK\x01\x03")  # the archive's list of members
+    weights.write_bytes(middle)
+    with pytest.raises(secateur.errors.WrongInput, match="damaged"):
+        load_weights(net, weights)
+    rewritten(
+        model, tmp_path / "broken.pt", lambda name, content: b"\x9d" + content if name.endswith(".py") else content
+    )
+    with pytest.raises(secateur.errors.WrongInput, match="cannot be read as TorchScript"):
+        secateur.models.formats.load_model(tmp_path / "broken.pt")
+
+
+def test_metadata_of_another_form_are_one_sentence(net, tmp_path):
+    path = tmp_path / "weights.safetensors"
+    for content in ("3", '{"config": 3}', "[]"):
+        save_file(net.state_dict(), path, {"secateur": content})
+        with pytest.raises(secateur.errors.WrongInput, match="metadata"):
+            load_weights(net, path)

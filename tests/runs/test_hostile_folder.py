@@ -178,3 +178,30 @@ def test_a_damaged_marker_is_one_sentence(run_folder, content, capsys):
 
 def test_the_configuration_of_a_run_is_still_yaml(run_folder):
     assert yaml.safe_load((run_folder / "config.yaml").read_text())["model"] == "mlp"
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        '{"kind": "roc"}',
+        "{}",
+        '{"kind": ["roc"]}',
+        '{"kind": "picture", "attack": null}',
+        "[]",
+        '{"kind": "histogram"}',
+    ],
+)
+def test_a_figure_that_no_run_writes_is_one_sentence(run_folder, line, capsys):
+    (run_folder / "figures.jsonl").write_text(line + "\n")
+    assert main(["report", str(run_folder)]) in (0, 2)
+    message = capsys.readouterr().err
+    assert message.count("\n") <= 1 and "internal error" not in message
+
+
+@pytest.mark.parametrize("name", ["sparsity", "value", "metric"])
+@pytest.mark.parametrize("value", [[1], "x"], ids=str)
+def test_a_row_that_no_run_writes_is_one_sentence(run_folder, name, value, capsys):
+    (run_folder / "results.jsonl").write_text(json.dumps(ROW.to_json() | {name: value}) + "\n")
+    assert main(["report", str(run_folder)]) in (0, 2)
+    assert main(["report", str(run_folder), "--format", "md"]) in (0, 2)
+    assert "internal error" not in capsys.readouterr().err

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import re
 from collections.abc import Mapping
 from pathlib import Path
@@ -128,6 +129,7 @@ def parse_fields(field: str, text: str, name: str = "config.yaml") -> dict[str, 
     return fields
 
 
+@functools.lru_cache(maxsize=16)  # runs of one page often have one configuration
 def read_limits(text: str) -> Limits:
     """Return the limits of the text of a run file."""
     try:

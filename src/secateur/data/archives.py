@@ -12,7 +12,9 @@ import math
 import pickle
 import stat
 import struct
+import sys
 import tarfile
+import tokenize
 import zipfile
 import zlib
 from collections.abc import Callable, Iterator
@@ -31,6 +33,7 @@ DAMAGE = (
     *(EOFError, OSError, RuntimeError, ValueError),
     *(zlib.error, lzma.LZMAError, tarfile.TarError, zipfile.BadZipFile, *FORGED),
 )
+HEADER = (MemoryError, tokenize.TokenError)  # numpy parses headers as Python
 IDX_TYPES = {0x08: ">u1", 0x09: ">i1", 0x0B: ">i2", 0x0C: ">i4", 0x0D: ">f4", 0x0E: ">f8"}
 
 
@@ -147,7 +150,7 @@ def _zip(path: Path, limits: ArchiveLimits) -> Iterator[tuple[PurePosixPath, Bin
 
 def _check_entry(path: Path, name: str) -> PurePosixPath:
     inside = PurePosixPath(name.replace("\\", "/"))
-    if inside.is_absolute() or ".." in inside.parts or PureWindowsPath(name).drive:
+    if not name or inside.is_absolute() or ".." in inside.parts or PureWindowsPath(name).drive:
         raise WrongInput("data", f"{path} holds {name!r}, which leaves the archive; get it from its public address")
     return inside
 
@@ -184,12 +187,26 @@ def read_npz(path: Path, limits: ArchiveLimits = LIMITS) -> dict[str, np.ndarray
     """Return the arrays of a .npz file by name; refuse object arrays, which numpy stores as pickles."""
     arrays = {}
     for name, stream in contents(path, limits):
-        with reading(path):
-            try:
-                arrays[name.stem] = np.lib.format.read_array(io.BytesIO(stream.read()), allow_pickle=False)
-            except MemoryError as error:
-                raise ValueError(f"{name} promises more than fits in memory") from error
+        with reading(path), _reading_header(name):
+            arrays[name.stem] = np.lib.format.read_array(io.BytesIO(stream.read()), allow_pickle=False)
+            _check_text(name, arrays[name.stem])
     return arrays
+
+
+def _check_text(name: object, array: np.ndarray) -> None:
+    """Refuse records, and texts of characters that do not exist: Python fails on them where they are used."""
+    codes = array.astype(array.dtype.newbyteorder("=")).reshape(-1).view(np.uint32) if array.dtype.kind == "U" else None
+    if array.dtype.kind == "V" or (codes is not None and codes.size and codes.max() > sys.maxunicode):
+        raise ValueError(f"{name} holds neither numbers nor texts")
+
+
+@contextmanager
+def _reading_header(name: object) -> Iterator[None]:
+    """Turn the errors of numpy on a damaged or forged header into ValueError."""
+    try:
+        yield
+    except HEADER as error:
+        raise ValueError(f"{name} has a damaged header, or promises more than fits in memory") from error
 
 
 def map_npz(path: Path, limits: ArchiveLimits = LIMITS) -> dict[str, np.ndarray]:
@@ -216,14 +233,17 @@ def _map_member(path: Path, file: BinaryIO, member: zipfile.ZipInfo) -> np.ndarr
     kind = np.lib.format.read_magic(file)
     if kind not in read:
         raise ValueError(f"{member.filename} is of an unknown version")
-    shape, fortran, dtype = read[kind](file)
+    with _reading_header(member.filename):
+        shape, fortran, dtype = read[kind](file)
     size = math.prod(shape) * dtype.itemsize
     if dtype.hasobject or file.tell() + size > start + member.file_size:
         raise ValueError(f"{member.filename} holds objects, or less than its header promises")
     if not size:
         return np.empty(shape, dtype)
     order: Literal["F", "C"] = "F" if fortran else "C"
-    return np.memmap(path, dtype, mode="c", offset=file.tell(), shape=shape, order=order)
+    array = np.memmap(path, dtype, mode="c", offset=file.tell(), shape=shape, order=order)
+    _check_text(member.filename, array)
+    return array
 
 
 class Kind:

@@ -6,6 +6,7 @@ are more exposed (mapp_fl Fig. 1a and Table 3).
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
@@ -73,11 +74,17 @@ def mean_of(values: Sequence[float]) -> Estimate:
     centre = math.fsum(values) / n
     if n == 1:
         return Estimate(centre, -INFINITE, INFINITE)
-    from scipy.stats import t
-
     variance = math.fsum((value - centre) ** 2 for value in values) / (n - 1)
-    radius = float(t.ppf(0.975, n - 1)) * math.sqrt(variance / n)
+    radius = _student_quantile(n - 1) * math.sqrt(variance / n)
     return Estimate(centre, centre - radius, centre + radius)
+
+
+@functools.cache
+def _student_quantile(degrees: int) -> float:
+    """Return the 97.5 % quantile of Student's distribution, as scipy.stats.t.ppf computes it."""
+    from scipy.special import stdtrit  # a page has many means, and scipy.stats takes seconds to import
+
+    return float(stdtrit(degrees, 0.975))
 
 
 def average(values: Sequence[Estimate]) -> Estimate:

@@ -250,8 +250,10 @@ def shrink(net: nn.Module, path: str | Path) -> nn.Module:
         return net
     with explain_tensors("weights", path), safe_open(path, framework="pt") as file:
         recipe = json.loads((file.metadata() or {}).get("secateur", "{}"))
-        config = recipe.get("config", {})
-        if not config.get("remove") and not config.get("pruner", "").startswith("torch-pruning"):
+        config = recipe.get("config", {}) if isinstance(recipe, dict) else None
+        if not isinstance(config, dict):
+            raise ValueError("its metadata are not those of secateur prune")
+        if not config.get("remove") and not str(config.get("pruner", "")).startswith("torch-pruning"):
             return net
         return resize(net, {name: tuple(file.get_slice(name).get_shape()) for name in file.keys()})  # noqa: SIM118
 

@@ -123,10 +123,11 @@ def clean_state(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
 # TorchScript and torch.export --------------------------------------------------------------------------------------
 def is_script(path: Path) -> bool:
     """Return True if a file is a TorchScript archive, which has code of its own."""
-    if not zipfile.is_zipfile(path):
+    try:
+        with zipfile.ZipFile(path) as archive:
+            return any("/code/" in name for name in archive.namelist())
+    except (zipfile.BadZipFile, ValueError, OSError, NotImplementedError):  # no archive, or a damaged one
         return False
-    with zipfile.ZipFile(path) as archive:
-        return any("/code/" in name for name in archive.namelist())
 
 
 def _load_script(path: Path) -> nn.Module:
@@ -136,7 +137,7 @@ def _load_script(path: Path) -> nn.Module:
         raise WrongInput("model", f"{path} holds weights without a structure; {structure}")
     try:
         return torch.jit.load(path, map_location="cpu")  # type: ignore[no-untyped-call,no-any-return]
-    except RuntimeError as error:
+    except Exception as error:  # torch's reader fails in many ways on a damaged file
         raise WrongInput("model", f"{path} cannot be read as TorchScript: {_first_line(error)}") from error
 
 

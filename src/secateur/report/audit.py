@@ -20,7 +20,12 @@ VISIBLE = 6  # curves drawn at first: the strongest attacks
 SIDES = (("members", "members", MEMBERS), ("nonmembers", "non-members", OTHERS))
 COMMON = (*summary.MODEL, "attack", "adaptive")  # labels that every audit has; others describe the attacker
 SHOWN = ("auc", "tpr_at_fpr_0.01", "tpr_at_fpr_0.001", "balanced_accuracy")  # of an attack; all are in its rows
+MOST_MODELS = 20  # whose exposed records and groups the page lists
 MOST_GROUPS = 20  # groups that the page lists
+BY_AUC = ("AUC", lambda line: line.rank("auc"))  # the order of lines where a page has too many
+MODELS = 1000  # points of a trade-off
+CORNERS = 80  # of a ROC curve
+CURVES = 20  # ROC curves of a plot: the strongest attacks
 VARYING = ("run", "model", "dataset")  # labels that are columns only if the lines differ in them
 
 
@@ -66,7 +71,7 @@ def build_tables(lines: Sequence[SummaryLine]) -> dict[str, ReportTable]:
     if (comparison := build_comparison(lines)) is not None:
         tables["comparison"] = comparison
     if attacks:
-        strongest = [line.labels for line in summary.select_strongest(lines)]
+        strongest = {attack_key(line.labels) for line in summary.select_strongest(lines)}
         more = list(dict.fromkeys(name for line in attacks for name in line.labels if name not in COMMON))
         tables["attacks"] = table.build_table(
             "Attacks by compressor, sparsity and defense",
@@ -74,16 +79,23 @@ def build_tables(lines: Sequence[SummaryLine]) -> dict[str, ReportTable]:
             [*varying, *_list_attack_columns(attacks, more)],
             id="attacks",
             wide=len(varying) + len(more) > 1,
-            is_bold=lambda line: line.labels in strongest,
+            is_bold=lambda line: attack_key(line.labels) in strongest,
+            rank=BY_AUC,
         )
+    aucs = {model_key(line.labels): line.rank("auc") for line in summary.select_strongest(lines)}
     names = [*varying, Column("model", lambda line: line.title), table.label_column("defense")]
+
+    def rank_model(line: SummaryLine) -> float:
+        return aucs.get(model_key(line.labels), -math.inf)
+
     metrics = list(dict.fromkeys(name for line in models for name in line.cells))
     for key, caption, chosen in (
         ("models", "Accuracy and gaps by model", table.order_measures((x for x in metrics if x not in COST), MODEL)),
         ("costs", "Cost by model", [name for name in COST if name in metrics]),
     ):
         if chosen:
-            tables[key] = table.build_table(caption, models, [*names, *map(table.measure_column, chosen)], id=key)
+            columns = [*names, *map(table.measure_column, chosen)]
+            tables[key] = table.build_table(caption, models, columns, id=key, rank=("AUC", rank_model))
     return tables
 
 
@@ -110,6 +122,7 @@ def build_comparison(lines: Sequence[SummaryLine], brief: bool = False) -> Repor
             *(_smallest_column(name, heading) for name, heading in (("bytes", "bytes"), ("seconds", "latency"))),
         ],
         id="comparison",
+        rank=BY_AUC,
     )
 
 
@@ -209,10 +222,14 @@ def _format_share(ends: Sequence[float] | None) -> TableCell:
 
 def _list_strongest(lines: Sequence[SummaryLine], records: Sequence[Labels]) -> list[tuple[str, list[dict[str, Any]]]]:
     """Return the records of the strongest attack on each pruned model, with its title."""
-    several, exposed = len(summary.group_by_setting(lines)) > 1, []
-    for line in summary.select_strongest(lines):
-        same = [x for x in records if all(x.get(name) == value for name, value in line.labels.items())]
-        if same and (line.pruned or not any(other.pruned for other in lines)):
+    several, exposed, pruned = len(summary.group_by_setting(lines)) > 1, [], any(line.pruned for line in lines)
+    by_model, strongest = summary.group_by(records, model_key), summary.select_strongest(lines)
+    if len(strongest) > MOST_MODELS:
+        strongest = sorted(strongest, key=lambda line: -line.rank("auc"))
+    for line in strongest:
+        near = by_model.get(model_key(line.labels), [])
+        same = [x for x in near if all(x.get(name) == value for name, value in line.labels.items())]
+        if same and (line.pruned or not pruned):
             title = f"{_name_view(line.labels, several)} under {line.labels['attack']}"
             exposed.append((title, list(same[0]["records"])))
     return exposed
@@ -225,8 +242,18 @@ def draw_tradeoffs(lines: Sequence[SummaryLine]) -> list[View]:
         best = summary.select_strongest(group)
         if any(line.value("test_accuracy") is not None for line in best):
             name = summary.name_setting(best[0].labels)
-            views.append(View(name, [draw_tradeoff(name, best)], describe_front(best)))
+            views.append(View(name, [draw_tradeoff(name, best)], describe_front(best) + _select_points(best)[1]))
     return views
+
+
+def _select_points(best: Sequence[SummaryLine]) -> tuple[list[SummaryLine], str]:
+    """Return the models that a trade-off draws, and a sentence if there are more: the front, then the first ones."""
+    points = [line for line in best if line.value("test_accuracy") is not None]
+    if len(points) <= MODELS:
+        return points, ""
+    front = {id(line) for line in _select_edge(points)}
+    first = sorted(points, key=lambda line: (id(line) not in front, line.pruned))[:MODELS]
+    return first, f" {MODELS} of {len(points):,} models are drawn, those on the front among them."
 
 
 def draw_rocs(lines: Sequence[SummaryLine], figures: Iterable[Labels]) -> list[View]:
@@ -236,13 +263,16 @@ def draw_rocs(lines: Sequence[SummaryLine], figures: Iterable[Labels]) -> list[V
     names = dict.fromkeys(name_attack(record.labels) for records in models.values() for record in records)
     styles = {name: number for number, name in enumerate(names)}
     several = _has_several_settings(models.values())
-    views = []
-    for records in sorted(models.values(), key=lambda records: not summary.is_pruned(records[0].labels)):
+
+    def draw(records: Sequence[Record]) -> View:
         named = [(name_attack(record.labels), record) for record in records]
         curves = [StyledCurve(name, aucs.get(attack_key(x.labels)), x, styles[name]) for name, x in named]
         label = _name_view(records[0].labels, several)
-        views.append(View(label, [draw_roc(label, curves)]))
-    return views
+        left = f"The {CURVES} strongest of {len(curves)} attacks are drawn." if len(curves) > CURVES else ""
+        return View(label, [draw_roc(label, curves)], left)
+
+    ordered = sorted(models.values(), key=lambda records: not summary.is_pruned(records[0].labels))
+    return plotting.draw_views(ordered, draw)
 
 
 def draw_histograms(figures: Iterable[Labels]) -> list[View]:
@@ -280,13 +310,14 @@ def _draw_beside_originals(
     """Return each pruned model's view: for every quantity the original's panel, then the model's."""
     every = [records[0].labels for records in models.values()]
     several = _has_several_settings(models.values())
-    views = []
-    for labels in [labels for labels in every if summary.is_pruned(labels)] or every:
+
+    def draw_model(labels: Labels) -> View:
         before = summary.find_original(labels, every) if summary.is_pruned(labels) else None
         records = [record for model in (before, labels) if model is not None for record in models[model_key(model)]]
         pairs = [[record for record in records if record.quantity == quantity] for quantity in QUANTITIES]
-        views.append(View(_name_view(labels, several), [panel for pair in pairs if pair for panel in draw(pair)]))
-    return views
+        return View(_name_view(labels, several), [panel for pair in pairs if pair for panel in draw(pair)])
+
+    return plotting.draw_views([labels for labels in every if summary.is_pruned(labels)] or every, draw_model)
 
 
 def _group_by_model(figures: Iterable[Labels], kind: str) -> dict[summary.Key, list[Record]]:
@@ -305,7 +336,7 @@ def _name_view(labels: Labels, several: bool) -> str:
 
 def draw_roc(title: str, curves: Sequence[StyledCurve]) -> Panel:
     """Plot ROC curves on logarithmic axes, which show the low false positive rates that an attacker can afford."""
-    ranked = sorted(curves, key=lambda curve: math.inf if curve.auc is None else -curve.auc)
+    ranked = sorted(curves, key=lambda curve: math.inf if curve.auc is None else -curve.auc)[:CURVES]
     least = min((x for curve in ranked for x in curve.record.content["fpr"] if x > 0), default=0.1)
     decades = max(1, math.ceil(-math.log10(least) - 1e-9))
     traces = [_draw_stair(curve, 10.0**-decades, rank < VISIBLE) for rank, curve in enumerate(ranked)]
@@ -328,6 +359,7 @@ def _draw_stair(curve: StyledCurve, floor: float, visible: bool) -> Part:
     fpr, tpr = (shorten(max(x, floor) for x in curve.record.content[side]) for side in ("fpr", "tpr"))
     points = list(dict(zip(fpr, tpr, strict=True)).items())  # of each FPR the last TPR, the highest
     corners = [points[0], *(p for before, p in pairwise(points) if p[1] > before[1]), points[-1]]
+    corners = list(plotting.thin_points(corners, CORNERS))
     return {
         "type": "scatter",
         "mode": "lines",
@@ -409,7 +441,7 @@ def draw_tradeoff(title: str, best: Sequence[SummaryLine]) -> Panel:
 
     Colours are defenses, shapes are pruners.
     """
-    points = [line for line in best if line.value("test_accuracy") is not None]
+    points, _ = _select_points(best)
     pruners = dict.fromkeys(line.labels["pruner"] for line in points if line.pruned)
     shapes = {name: cycle(SYMBOLS, number) for number, name in enumerate(pruners)}
     kinds = summary.group_by(points, lambda line: line.labels["defense"] if line.pruned else "original")

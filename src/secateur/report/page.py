@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -15,13 +15,16 @@ from secateur.evaluation.submodel_advice import caution, from_rows
 from secateur.report import audit, defenses, federation, federation_plots, inversion, submodels, submodels_plots, theory
 from secateur.report.headline import build_headline
 from secateur.report.inversion import MOST, OPEN
-from secateur.report.plotting import View
+from secateur.report.plotting import View, draw_views
 from secateur.report.summary import APART, Labels, group_by, group_by_setting, join_distinct, name_setting, summarise
-from secateur.report.update_verdict import judge_federations, judge_updates
+from secateur.report.update_verdict import UpdateVerdict, judge_federations, judge_updates
 from secateur.report.verdict import write_verdict
 from secateur.runs.artifacts import SCHEMA, write
 from secateur.runs.folder import check_plain, load_config, load_figures, load_marker, load_rows, read_lines
 from secateur.runs.rows import Row
+
+MOST_VERDICTS = 30  # that the page shows; more are counted
+MOST_RUNS = 50  # whose configuration the page shows
 
 
 @dataclass(frozen=True)
@@ -132,7 +135,7 @@ def render(sources: Sequence[Source], limits: Sequence[Check] | None = None) -> 
     built = [build(rows, figures) for build in parts]
     values = {name: value for part in built for name, value in part.items() if name not in ("tables", "views")}
     tables = {name: table for part in built for name, table in part["tables"].items()}
-    views: dict[str, list[View]] = {name: choices for part in built for name, choices in part["views"].items()}
+    views = {name: draw_views(choices, _keep) for part in built for name, choices in part["views"].items()}
     notes = dict.fromkeys(note for table in tables.values() for note in table.notes)
     return environment.get_template("page.html.j2").render(
         schema=SCHEMA,
@@ -141,13 +144,20 @@ def render(sources: Sequence[Source], limits: Sequence[Check] | None = None) -> 
         tables=tables,
         notes={note: number for number, note in enumerate(notes, start=1)},
         views=views,
-        figures={name: [asdict(view) for view in choices] for name, choices in views.items()},
+        figures={name: [view.content for view in choices] for name, choices in views.items()},
         plotly=_read_plotly() if any(views.values()) else "",
         sources=sources,
+        most_verdicts=MOST_VERDICTS,
+        most_runs=MOST_RUNS,
+        most_models=audit.MOST_MODELS,
         unfinished=[source.name for source in sources if source.environment.get("finished", "") is None],
         seeds=len({row.seed for row in rows}),
         **values,
     )
+
+
+def _keep(view: View) -> View:
+    return view
 
 
 def _build_audit(rows: Sequence[Row], figures: Sequence[Labels]) -> dict[str, Any]:
@@ -179,7 +189,7 @@ def _build_federations(rows: Sequence[Row], figures: Sequence[Labels]) -> dict[s
         "federations": lines,
         "federations_shared": federation.describe_shared(lines),
         "federations_settings": federation.list_settings(rows),
-        "federation_verdicts": judge_federations(rows),
+        "federation_verdicts": _sort_verdicts(judge_federations(rows)),
         "mishaps": federation.list_mishaps(rows),
         "federation_sheets": federation_plots.build_federation_sheets(figures),
         "membership": any("auc" in line.cells for line in lines),
@@ -192,6 +202,13 @@ def _build_federations(rows: Sequence[Row], figures: Sequence[Labels]) -> dict[s
             "theory": theory.draw_theory(rows),
         },
     }
+
+
+def _sort_verdicts(verdicts: list[UpdateVerdict]) -> list[UpdateVerdict]:
+    """Return verdicts in their order, or with the worst first where the page cannot show all."""
+    if len(verdicts) <= MOST_VERDICTS:
+        return verdicts
+    return sorted(verdicts, key=lambda verdict: ("bad", "doubtful", "good").index(verdict.badge.colour))
 
 
 def _build_submodels(rows: Sequence[Row], figures: Sequence[Labels]) -> dict[str, Any]:
@@ -220,7 +237,7 @@ def _build_updates(rows: Sequence[Row], figures: Sequence[Labels]) -> dict[str, 
     cards = inversion.build_gallery(figures)
     return {
         "inverted": bool(records),
-        "update_verdicts": judge_updates(rows),
+        "update_verdicts": _sort_verdicts(judge_updates(rows)),
         "update_facts": inversion.list_facts(records) if records else defenses.list_facts(rows),
         "attackers": list(dict.fromkeys((line.labels["attack"], inversion.describe_attacker(line)) for line in lines)),
         "open_cards": cards[:OPEN],

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import json
 import math
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from itertools import pairwise
+from typing import Any, TypeVar
 
 # Each colour has a contrast of at least 3:1 against the light and the dark background.
 PALETTE = ("#2b86c5", "#cf6a22", "#26946a", "#b25cc0", "#d2505e", "#7b79d6", "#1c959b", "#8b8a2f", "#c4609a", "#8a7663")
@@ -14,7 +16,11 @@ CLEAR = "rgba(0,0,0,0)"
 DASHES = ("solid", "dash", "dot", "dashdot")
 SYMBOLS = ("circle", "square", "diamond", "triangle-up", "cross", "triangle-down", "pentagon", "hexagram")
 INTERVAL = {"color": "rgba(123, 134, 129, 0.55)", "thickness": 1, "width": 0}  # the style of an error bar
+VIEWS = 50  # choices of one section at most
+SECTION = 300_000  # bytes of one section's views: a page of any number of rows stays readable
+POINTS = 400  # of one curve
 Part = dict[str, Any]
+Item = TypeVar("Item")
 
 
 @dataclass(frozen=True)
@@ -35,13 +41,50 @@ class View:
     panels: list[Panel]
     text: str = ""
 
+    @property
+    def content(self) -> Part:
+        """The view for the page's script."""
+        return {"label": self.label, "panels": [vars(panel) for panel in self.panels], "text": self.text}
+
+
+def draw_views(items: Sequence[Item], draw: Callable[[Item], View]) -> list[View]:
+    """Draw a view of each item, as many as a page has room for; the text of each says how many are left out."""
+    views: list[View] = []
+    size = 0
+    for item in items[:VIEWS]:
+        view = draw(item)
+        size += len(json.dumps(view.content, separators=(",", ":"), default=str))
+        if views and size > SECTION:
+            break
+        views.append(view)
+    if left := len(items) - len(views):
+        said = f"The first {len(views)} of {left + len(views):,} are drawn; all are in figures.jsonl and results.jsonl."
+        views = [replace(view, text=f"{view.text} {said}".strip()) for view in views]
+    return views
+
+
+def thin_points(points: Sequence[tuple[Any, float]], most: int = POINTS) -> Sequence[tuple[Any, float]]:
+    """Return at most `most` points of a curve: of neighbouring ones the lowest and the highest, in their order.
+
+    Example:
+        >>> len(thin_points([(x, (x % 7) * 1.0) for x in range(10_000)])), thin_points([(0, 1.0)])
+        (400, [(0, 1.0)])
+    """
+    if len(points) <= most:
+        return points
+    ends = [round(i * len(points) / (most // 2)) for i in range(most // 2 + 1)]
+    kept: set[int] = set()
+    for start, end in pairwise(ends):
+        ranked = sorted(range(start, end), key=lambda i: points[i][1])
+        kept |= {ranked[0], ranked[-1]}
+    kept = (kept - {min(kept), max(kept)}) | {0, len(points) - 1}
+    return [points[i] for i in sorted(kept)]
+
 
 def draw_panel(
     title: str, alt: str, traces: Sequence[Part], height: int, xaxis: Part, yaxis: Part, **layout: Any
 ) -> Panel:
-    """Return a plot without plotly's colours; plotly checks it in one call (part by part takes five times as long)."""
-    import plotly.graph_objects as go
-
+    """Return a plot without plotly's colours; tests hold it against plotly's schema, which takes 0.1 s a plot."""
     axes = {name: _style_axis(**part) for name, part in (("xaxis", xaxis), ("yaxis", yaxis))}
     common = {
         "template": {},
@@ -51,8 +94,7 @@ def draw_panel(
         "plot_bgcolor": CLEAR,
         "font": {"family": "system-ui, sans-serif", "size": 13},
     }
-    figure = go.Figure(list(traces), common | axes | layout).to_dict()
-    return Panel(title, alt, figure["data"], figure["layout"])
+    return Panel(title, alt, list(traces), common | axes | layout)
 
 
 def _style_axis(title: str, **axis: Any) -> Part:
@@ -113,7 +155,8 @@ def style_guide(dash: str) -> Part:
 
 def draw_curve(name: str, points: Mapping[Any, float], line: Part, hover: str = "%{y:.3g}", **more: Any) -> Part:
     """Return a line through points; without points only its legend entry shows."""
-    x, y = (list(points), shorten(points.values())) if points else ([None], [None])
+    kept = thin_points(list(points.items()))
+    x, y = ([at for at, _ in kept], shorten(value for _, value in kept)) if points else ([None], [None])
     hover_text = f"{name}: {hover}<extra></extra>"
     return (
         {"type": "scatter", "mode": "lines", "name": name, "hovertemplate": hover_text}

@@ -31,6 +31,7 @@ CONTENT = (
 APART = ("valid", "layer_sparsity")  # metrics of a check or a layer: no line of a table
 GRID = 120  # points of a mean curve
 DEEDS = {"int8": "quantisation", "distil": "distillation", "none": "none"}  # other compressors prune
+MOST_NAMES = 40  # names that a sentence lists
 Key = tuple[tuple[str, Any], ...]
 Labels = Mapping[str, Any]
 Item = TypeVar("Item")
@@ -143,8 +144,12 @@ def differ(labelled: Iterable[Labels], name: str) -> bool:
 
 
 def join_distinct(values: Iterable[Any]) -> str:
-    """Return the different values in their order, separated by commas; None is left out."""
-    return ", ".join(dict.fromkeys(f"{x:g}" if isinstance(x, float) else str(x) for x in values if x is not None))
+    """Return the different values in their order, separated by commas, and how many more there are; without None."""
+    names = list(
+        dict.fromkeys(f"{x:g}" if isinstance(x, float) else str(x) for x in dict.fromkeys(values) if x is not None)
+    )
+    more = f" and {len(names) - MOST_NAMES:,} more" if len(names) > MOST_NAMES else ""
+    return ", ".join(names[:MOST_NAMES]) + more
 
 
 def is_pruned(labels: Labels) -> bool:
@@ -217,8 +222,14 @@ def summarise(rows: Iterable[Row], label: Callable[[Row], dict[str, Any]] = read
         rows: the rows to summarise.
         label: returns the labels of a row; by default all of them, which gives a line per model and attack.
     """
-    groups = group_by(rows, lambda row: tuple(label(row).items()))
-    return [SummaryLine(dict(labels), _summarise_cells(group), group) for labels, group in groups.items()]
+    groups = group_by(rows, _label_key if label is read_labels else lambda row: tuple(label(row).items()))
+    return [SummaryLine(label(group[0]), _summarise_cells(group), group) for group in groups.values()]
+
+
+def _label_key(row: Row) -> tuple[Any, ...]:
+    """Return the values of a row's labels, which is faster than a dictionary for each of many rows."""
+    named = (row.model, row.dataset, row.pruner, row.sparsity, row.defense, row.adaptive, row.attack)
+    return (*named, *row.extra.items()) if row.extra else named
 
 
 def _summarise_cells(rows: Iterable[Row]) -> dict[str, SummaryCell]:
@@ -283,12 +294,13 @@ def select_front(
     """
     known = [line for line in lines if all(line.value(metric) is not None for metric in (accuracy, *leaks))]
     values = [(-line.rank(accuracy), *(line.rank(metric) for metric in leaks)) for line in known]
-    front = []
-    for number, (line, mine) in enumerate(zip(known, values, strict=True)):
-        beaten = any(x != mine and all(b <= a for a, b in zip(mine, x, strict=True)) for x in values)
-        if not beaten and (keep_equal or mine not in values[:number]):
-            front.append(line)
-    return sorted(front, key=lambda line: line.rank(accuracy))
+    best: dict[tuple[float, ...], list[int]] = {}  # the front, and the lines at each of its points
+    for number in sorted(range(len(known)), key=lambda number: values[number]):  # whoever beats a line comes before it
+        mine = values[number]
+        if not any(x != mine and all(b <= a for a, b in zip(mine, x, strict=True)) for x in best):
+            best.setdefault(mine, []).append(number)
+    front = sorted(number for same in best.values() for number in (same if keep_equal else same[:1]))
+    return sorted((known[number] for number in front), key=lambda line: line.rank(accuracy))
 
 
 def group_by_setting(lines: Iterable[SummaryLine]) -> list[list[SummaryLine]]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import heapq
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -100,6 +101,7 @@ COUNTS = ("diverged", "updates", "pictures")
 MEGABYTES = ("bytes_up", "bytes_down", "client_bytes_up", "client_bytes_down")
 WORST = "worst_group_"  # the prefix of measures of the worst group
 DECIBELS = "psnr"  # the prefix of measures in dB
+MOST_LINES = 300  # of a table; all measurements are in results.jsonl
 NAME_WIDTH = 16  # characters of a name that a narrow terminal does not split
 
 
@@ -133,6 +135,15 @@ class ReportTable:
     id: str = ""
     wide: bool = False
     bold: frozenset[int] = frozenset()  # numbers of the lines in bold
+    total: int = 0  # lines that there are
+    chosen: str = ""  # why these lines are shown, where there are more
+
+    @property
+    def left_out(self) -> str:
+        """The sentence on lines that are not shown; empty if all are."""
+        if self.total <= len(self.lines):
+            return ""
+        return f"{len(self.lines)} of {self.total:,} lines are shown, {self.chosen}; all are in results.jsonl."
 
     @property
     def notes(self) -> list[str]:
@@ -148,6 +159,7 @@ def build_table(
     id: str = "",
     wide: bool = False,
     is_bold: Callable[[Any], bool] = lambda line: False,
+    rank: tuple[str, Callable[[Any], float]] | None = None,
 ) -> ReportTable:
     """Build a table: one line for each of `lines`, one cell for each of `columns`.
 
@@ -158,11 +170,17 @@ def build_table(
         id: the table's id on the page.
         wide: True if the table has many columns; it is printed in smaller type.
         is_bold: True for lines in bold.
+        rank: a measure in words, and a line's value of it: of too many lines the highest are shown, else the first.
     """
-    columns, lines = list(columns), list(lines)
+    columns, every = list(columns), list(lines)
+    chosen, lines = "the first", every[:MOST_LINES]
+    if rank is not None and len(every) > MOST_LINES:
+        chosen, value = f"those of the highest {rank[0]}", rank[1]
+        highest = heapq.nlargest(MOST_LINES, range(len(every)), key=lambda number: value(every[number]))
+        lines = [every[number] for number in sorted(highest)]
     built = [[_to_cell(column.build(line)) for column in columns] for line in lines]
     bold = frozenset(number for number, line in enumerate(lines) if is_bold(line))
-    return ReportTable(caption, columns, built, id, wide, bold)
+    return ReportTable(caption, columns, built, id, wide, bold, len(every), chosen)
 
 
 def _to_cell(cell: TableCell | str) -> TableCell:
@@ -195,7 +213,7 @@ def to_rich(table: ReportTable, **style: Any) -> RichTable:
     """Return the table for a terminal: numbers whole and to the right, names folded only where they are long."""
     from rich.table import Table
 
-    rich = Table(box=None, header_style="bold", **style)
+    rich = Table(box=None, header_style="bold", caption=table.left_out or None, **style)
     for number, column in enumerate(table.columns):
         if column.number:
             rich.add_column(column.heading, justify="right", no_wrap=True)

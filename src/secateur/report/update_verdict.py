@@ -106,10 +106,11 @@ def judge_updates(rows: Sequence[Row]) -> list[UpdateVerdict]:
     lines = inversion.summarise_attacks(rows)
     groups = group_by(lines, lambda line: (_setting(line.labels), _defense(line.labels)))
     several = len({setting for setting, _ in groups}) > 1
+    guarantees = group_by((row for row in rows if row.metric == "epsilon"), lambda row: str(row.defense))
     verdicts = []
     for (setting, defense), same in groups.items():
         subject = "no defense" if defense == "none" else defense
-        promised = _describe_guarantee([row for row in rows if str(row.defense) == str(same[0].labels.get("defense"))])
+        promised = _describe_guarantee(guarantees.get(str(same[0].labels.get("defense")), []))
         badge, sentences = _judge(same, str(same[0].labels.get("defense")))
         verdicts.append(UpdateVerdict(f"{setting}: {subject}" if several else subject, badge, sentences + promised))
     return verdicts

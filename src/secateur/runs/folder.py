@@ -44,6 +44,7 @@ from secateur.runs.artifacts import (
 from secateur.runs.rows import Groups, Row
 
 T = TypeVar("T")
+DAMAGE = (ValueError, TypeError, AttributeError, LookupError, RecursionError)  # of a line that no run wrote
 
 log = logging.getLogger(__name__)
 
@@ -94,6 +95,17 @@ def check_plain(folder: Path, field: str) -> None:
                 raise WrongInput(field, f"{problem}; a run folder has none: remove it, or do not use this folder")
 
 
+@contextmanager
+def explain_damage(folders: Iterable[Path]) -> Iterator[None]:
+    """Turn what rows and figures of another form make fail into one WrongInput: the folders come from somebody else."""
+    try:
+        yield
+    except (LookupError, TypeError, ValueError, AttributeError, ArithmeticError, RecursionError) as error:
+        names = ", ".join(map(str, folders))
+        problem = f"{names} holds a row or a figure that no run writes ({type(error).__name__}: {error})"
+        raise WrongInput("run", f"{problem}; rerun the command") from error
+
+
 def load_finished(folder: Path | str) -> list[Row]:
     """Return the rows of a run that ended; refuse one that was interrupted."""
     if not load_marker(folder).get("finished"):
@@ -114,15 +126,21 @@ def load_figures(folder: Path | str) -> list[dict[str, Any]]:
 
 def read_lines(path: Path, read: Callable[[Any], T]) -> list[T]:
     """Return the lines of a JSONL file, each as `read` returns it; none if there is no file."""
-    results = []
     try:
         lines = path.read_bytes().splitlines() if path.exists() else []
     except OSError as error:
         raise WrongInput("run", f"{path} cannot be read ({error.strerror})") from error
+    try:  # in one call, which takes a third of the time of a call a line
+        values = json.loads(b"[" + b",".join(lines) + b"]")
+        if len(values) == len(lines):
+            return [read(value) for value in values]
+    except DAMAGE:
+        pass  # the loop below names the line
+    results = []
     for number, line in enumerate(lines, start=1):
         try:
             results.append(read(json.loads(line)))
-        except (ValueError, TypeError, AttributeError, LookupError) as error:
+        except DAMAGE as error:
             raise WrongInput("run", f"{path} is damaged at line {number}; rerun the command") from error
     return results
 

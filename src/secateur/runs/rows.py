@@ -39,8 +39,8 @@ class Row:
     extra: dict[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        if taken := self.extra.keys() & (_FIELDS | {"schema", "group", "extra"}):
-            raise ValueError(f"extra has names of fields: {sorted(taken)}")
+        if not _TAKEN.isdisjoint(self.extra):
+            raise ValueError(f"extra has names of fields: {sorted(_TAKEN & self.extra.keys())}")
         for name in _TEXTS:  # a name of the user's files may hold escapes, and rows reach terminals and pull requests
             if isinstance(text := getattr(self, name), str) and not text.isprintable():
                 object.__setattr__(self, name, printable(text))
@@ -67,6 +67,7 @@ class Row:
 
 _FIELDS_IN_ORDER = [f.name for f in fields(Row) if f.name != "extra"]
 _FIELDS = frozenset(_FIELDS_IN_ORDER)
+_TAKEN = _FIELDS | {"schema", "group", "extra"}  # no names of labels in `extra`
 _NUMBERS = ("value", "low", "high")
 _TEXTS = ("model", "dataset", "pruner", "defense", "attack", "metric", "note")
 _PER_ROW = ("metric", *_NUMBERS, *("round", "stage", "epoch", "client", "target", "trial", "item"))  # not of the group
@@ -94,6 +95,7 @@ class Groups:
         self._groups: list[dict[str, Any]] = []
         self._notes: list[str] = []
         self._numbers: dict[str, int] = {}
+        self._split: dict[int, tuple[dict[str, Any], dict[str, Any]]] = {}
         for line in lines:
             if "group" in line:
                 self._number_group({name: value for name, value in line.items() if name not in ("schema", "group")})
@@ -113,10 +115,26 @@ class Groups:
         """Return the row of a line: a short one, or a flat object as schema 1 wrote it."""
         if "group" not in line:
             return Row.from_json(line)
-        values = {name: value for name, value in line.items() if name != "group"}
-        if "note" in values:
-            values["note"] = self._notes[values["note"]]
-        return Row.from_json(self._groups[line["group"]] | values)
+        fields, extra = self._split_group(line["group"])
+        values, more = dict(fields), dict(extra)
+        for name, value in line.items():
+            if name in _NUMBERS and isinstance(value, str):
+                values[name] = float(value)
+            elif name == "note":
+                values[name] = self._notes[value]
+            elif name in _FIELDS:
+                values[name] = value
+            elif name != "group":
+                more[name] = value
+        return Row(**values, extra=more)
+
+    def _split_group(self, number: int) -> tuple[dict[str, Any], dict[str, Any]]:
+        """Return the fields of a group, and its other labels; split once, as a group has many rows."""
+        if number not in self._split:
+            row = Row.from_json({"metric": "", "value": None} | self._groups[number])
+            fields = {name: value for name, value in vars(row).items() if name in self._groups[number]}
+            self._split[number] = fields, row.extra
+        return self._split[number]
 
     def _number_group(self, shared: dict[str, Any]) -> int:
         key = json.dumps(shared, sort_keys=True)

@@ -227,3 +227,28 @@ def test_an_auditor_attacks_updates_as_they_arrive_and_writes_a_page(tmp_path):
     assert "round 2" in page and "dgp was attacked plainly only" in page  # finding 2: it stood nowhere on this page
     many = Auditor(known, ["ig", "ig-ats"], tmp_path, defense="mine")
     assert [str(attack) for attack in many.attacks] == [*(f"ig:tv={weight}" for weight in WEIGHTS), "ig-ats"]
+
+
+def one_more_metric(metrics):
+    metrics["loss"] = 0.5
+
+
+def a_list(metrics):
+    metrics["num-examples"] = [3, 4]
+
+
+def no_weight(metrics):
+    del metrics["num-examples"]
+
+
+@pytest.mark.parametrize("harm", [one_more_metric, a_list, no_weight])
+def test_metrics_of_another_form_do_not_end_a_round(harm):
+    given = big()
+    strategy = DecodingStrategy(FedAvg())
+    list(strategy.configure_train(1, arrays_of(given), ConfigRecord(), NoGrid()))
+    mod = upload_mod(TopK(), wire=True)
+    replies = [turned(mod, given, context(i, 7 + i), step=given) for i in range(3)]
+    (metrics,) = replies[0].content.metric_records.values()
+    harm(metrics)
+    arrays, _ = strategy.aggregate_train(1, replies)
+    assert torch.allclose(tensors_of(arrays)["w"], values_of_top(given), atol=1e-6)

@@ -92,6 +92,8 @@ def restrict_task(fields: Mapping[str, Any], models: Collection[str], has_data: 
     from secateur.config import Federate
     from secateur.errors import WrongInput
 
+    if not isinstance(fields, Mapping) or not str(fields.get("threads", 1)).isdigit():
+        raise WrongInput("task", "is refused: it must hold the fields of a run file, and threads as a whole number")
     safe = {name: value for name, value in fields.items() if name not in REFUSED}
     for name in REFUSED & fields.keys():
         if name in CODE and fields[name] != Federate.model_fields[name].get_default(call_default_factory=True):

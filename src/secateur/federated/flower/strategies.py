@@ -92,8 +92,8 @@ class DecodingStrategy(AroundStrategy):
         self, server_round: int, replies: Iterable[Message]
     ) -> tuple[ArrayRecord | None, MetricRecord | None]:
         """Decode the replies, then delegate to the inner strategy."""
-        read = [self._decode(reply) for reply in replies]
-        return self.inner.aggregate_train(server_round, [reply for reply in read if reply is not None])
+        read = [reply for reply in map(self._decode, replies) if reply is not None]
+        return self.inner.aggregate_train(server_round, _select_alike(read))
 
     def _decode(self, reply: Message) -> Message | None:
         if reply.has_error():
@@ -102,7 +102,7 @@ class DecodingStrategy(AroundStrategy):
             name, record = single_record(reply.content, "a client's reply")
             self.bytes_up += size_of(record)
             sent = read_update(unpack(record).get("update", b""), self.sent)
-            _check_metrics(reply)
+            _check_metrics(reply, getattr(self.inner, "weighted_by_key", "num-examples"))
             arrays = arrays_of(apply_update(self.sent, sent, self.sent, self.buffers))
         except (WrongInput, Refused) as error:
             log(WARNING, "ignoring the update of node %s (%s)", reply.metadata.src_node_id, error)
@@ -112,15 +112,34 @@ class DecodingStrategy(AroundStrategy):
         return reply
 
 
-def _check_metrics(reply: Message) -> None:
+def _check_metrics(reply: Message, weight: str) -> None:
     """Refuse metrics that would end or poison the round: not finite, or a weight that is no positive number."""
-    for record in reply.content.metric_records.values():
-        for name, value in record.items():
-            numbers = value if isinstance(value, list) else [value]
-            if not all(math.isfinite(number) for number in numbers):
-                raise WrongInput("message", f"its metric {name!r} is not finite")
-            if name == "num-examples" and not all(number > 0 for number in numbers):
-                raise WrongInput("message", f"its {name} is {value}; must be positive")
+    records = list(reply.content.metric_records.values())
+    if len(records) != 1:
+        raise WrongInput("message", f"it has {len(records)} records of metrics; exactly one is allowed")
+    for name, value in records[0].items():
+        if not all(math.isfinite(number) for number in (value if isinstance(value, list) else [value])):
+            raise WrongInput("message", f"its metric {name!r} is not finite")
+    examples = records[0].get(weight)
+    if not isinstance(examples, int | float) or examples <= 0:
+        raise WrongInput("message", f"its {weight} is {examples}; must be a positive number")
+
+
+def _select_alike(replies: Sequence[Message]) -> list[Message]:
+    """Return errors, and the replies of the most frequent form; Flower's strategies end a round of several forms."""
+    forms = [None if reply.has_error() else _describe_form(reply) for reply in replies]
+    usual = max((form for form in forms if form is not None), key=forms.count, default=None)
+    for reply, form in zip(replies, forms, strict=True):
+        if form not in (None, usual):
+            log(WARNING, "ignoring the update of node %s (its metrics are not the others')", reply.metadata.src_node_id)
+    return [reply for reply, form in zip(replies, forms, strict=True) if form in (None, usual)]
+
+
+def _describe_form(reply: Message) -> tuple[frozenset[str], frozenset[tuple[str, str, int]]]:
+    """Return the names of a reply's arrays, and record, name and length of its metrics (-1: a number)."""
+    records = reply.content.metric_records.items()
+    metrics = [(r, n, len(v) if isinstance(v, list) else -1) for r, record in records for n, v in record.items()]
+    return frozenset(reply.content.array_records), frozenset(metrics)
 
 
 class AuditedStrategy(AroundStrategy):
