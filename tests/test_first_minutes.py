@@ -68,6 +68,15 @@ def test_init_asks_in_a_terminal_only(tmp_path, capsys, monkeypatch):
     assert yaml.safe_load((tmp_path / "a.yaml").read_text())["data"] == "digits"
 
 
+def test_init_asks_again_for_an_answer_that_cannot_be_right(tmp_path, capsys, monkeypatch):
+    answers = iter(["digits-cn", "", "digits", "digits-cnn"])
+    monkeypatch.setattr(sys.stdin, "isatty", lambda: True, raising=False)
+    monkeypatch.setattr("typer.prompt", lambda *_, **__: next(answers))
+    assert main(["init", "--out", str(tmp_path / "a.yaml")]) == 0
+    assert "secateur: model: 'digits-cn' is not known" in capsys.readouterr().err
+    assert yaml.safe_load((tmp_path / "a.yaml").read_text())["model"] == "digits-cnn"
+
+
 def test_a_method_is_described_by_its_name(capsys):
     assert main(["list", "lira"]) == 0
     said = " ".join(capsys.readouterr().out.split())

@@ -1,16 +1,19 @@
 """Networks of a user's function that return something else than a table of logits."""
 
 import copy
+import importlib
 
 import pytest
 import torch
 from torch import Generator
 
+import secateur
 from secateur import tree
 from secateur.errors import WrongInput
 from secateur.inference import bind_state, to_probabilities
 from secateur.models.create import check, create
 from secateur.models.wrap import wrap
+from secateur.training.recipe import Recipe
 
 MODULE = """
 import types
@@ -56,6 +59,15 @@ def test_the_command_reads_outputs_as_python_does(form, own):
     outputs = "probabilities" if form in ("sure", "second") else "logits"
     assert torch.allclose(answers, wrap(bare, outputs=outputs).predict(rows), atol=1e-6)
     assert list(net.state_dict()) == ["first.weight", "first.bias", "last.weight", "last.bias"]
+
+
+@pytest.mark.parametrize("form", ["mapping", "flat", "sure"])
+def test_python_prunes_networks_of_any_outputs(form, own):
+    net, rng = getattr(importlib.import_module(own), form)(), Generator().manual_seed(0)
+    sides = [(torch.randn(20, 5, generator=rng), torch.arange(20) % 2) for _ in range(2)]
+    options = {"attacks": "conf", "pruner": "l1-unstructured", "recipe": Recipe(epochs=1)}
+    assert secateur.audit(net, *sides, **options).value("auc", "conf") is not None
+    assert not net._forward_hooks  # the user's own network is left alone
 
 
 def test_one_number_cannot_answer_for_three_classes(own):

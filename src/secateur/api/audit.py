@@ -29,7 +29,8 @@ from secateur.experiments.black_box import ROWS, BoxAudit, needs_no_shadows, spa
 from secateur.experiments.context import MOVES, check_installed, check_models, shortage
 from secateur.experiments.pipeline import Finetuning, build_fit
 from secateur.interfaces import Batch, BlackBox, Converter, Reshaper, Shadow, Teaches
-from secateur.models.create import check_labels, explain_failure
+from secateur.models.create import adapt, check_labels, explain_failure
+from secateur.models.sparsity import copy_module
 from secateur.models.wrap import Wrapped, check_repeatable, in_precision, wrap
 from secateur.runs.folder import MemoryRun
 from secateur.runs.rows import Row
@@ -225,6 +226,8 @@ def _prune_side(
         raise WrongInput("model", "only an nn.Module of one input tensor can be pruned; use one, or no pruner")
     if outside.size < 2:
         raise WrongInput("nonmembers", "one example cannot both stop the fine-tuning and be attacked; use at least two")
+    rows = inside.inputs[:2]
+    model = adapt(copy_module(model), rows, side.box.predict(rows).shape[1])  # outputs may be a mapping or one number
     tenth, order = max(1, outside.size // 10), torch.arange(outside.size)
     sides = (inside, outside.take(order[:tenth]))
     members, held = (Batch(in_precision(model, batch.inputs), batch.labels) for batch in sides)

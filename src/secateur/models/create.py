@@ -71,7 +71,7 @@ def create(name: str, input_shape: tuple[int, ...], classes: int, rng: Generator
         wanted = "it must return a torch.nn.Module, or be audited as it is with --pruner none"
         raise WrongInput("model", f"{name} returned {type(net).__name__}; {wanted}")
     net = fold_masks(net)
-    return net if name in methods("model") else _adapt(net, input_shape, classes)
+    return net if name in methods("model") else adapt(net, example_rows(net, input_shape), classes)
 
 
 def make_model(name: str, input_shape: tuple[int, ...], classes: int, rng: Generator, **arguments: Any) -> Any:
@@ -97,12 +97,11 @@ def make_model(name: str, input_shape: tuple[int, ...], classes: int, rng: Gener
             raise WrongInput("model", f"{name}({listed}) raised {type(error).__name__}: {error}") from error
 
 
-def _adapt(net: nn.Module, input_shape: Iterable[int], classes: int) -> nn.Module:
+def adapt(net: nn.Module, rows: Tensor, classes: int) -> nn.Module:
     """Return the user's network, with a hook where it returns something else than a table of classes.
 
-    A network that fails on random rows stays as it is: `check` explains the failure.
+    A network that fails on these rows stays as it is: `check` explains the failure.
     """
-    rows = example_rows(net, input_shape)
     with suppress(Exception):
         return adapt_outputs(net, _try(net, rows, track=True), classes)
     return net

@@ -136,7 +136,8 @@ def blindmi(generated: int = 20, batch: int = 20) -> BlindMI:
     """Member unless moving it to generated non-members raises MMD^2 (samia_ppb 5.1, BlindMI-Diff-w).
 
     `generated` non-members are queried: Sobel-filtered candidates, or for tabular data rows with independently drawn
-    columns. Candidates are decided in batches of `batch`.
+    columns. Candidates are decided in batches of `batch`. Its decisions depend on the generated rows: another seed can
+    move its AUC by .06, which its interval, over the rows asked, does not cover.
     """
     check_whole("attack blindmi generated", generated)
     check_whole("attack blindmi batch", batch, 2)
