@@ -7,6 +7,8 @@ BIN := .venv/bin
 export OMP_NUM_THREADS := 1
 export MKL_NUM_THREADS := 1
 export OMP_WAIT_POLICY := PASSIVE
+# Compiled modules are kept: every process of a test would compile the package again.
+export PYTHONDONTWRITEBYTECODE :=
 
 .PHONY: demo test test-system check format bench clean help
 
@@ -28,7 +30,7 @@ demo: .venv/core  ## audit a small network on embedded data, invert a few update
 	$(BIN)/secateur invert --out runs/demo-updates --targets 4 --iterations 300
 
 test: .venv/dev  ## the fast tests (under 8 minutes on two cores)
-	$(BIN)/python -m pytest -n 2 --dist loadfile -m "not system"
+	$(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder -m "not system"
 
 test-system: .venv/dev  ## the long tests: kills, browser, servers (under 25 minutes)
 	$(BIN)/python -m pytest -n 2 --dist loadfile -m system

@@ -7,6 +7,7 @@ GPU name it.
 import gc
 import importlib.util
 import os
+from dataclasses import replace
 
 os.environ.update(OMP_NUM_THREADS="1", MKL_NUM_THREADS="1", OMP_WAIT_POLICY="PASSIVE", SECATEUR_DEVICE="cpu")
 
@@ -57,6 +58,15 @@ def data_folder() -> Path:
 @pytest.fixture
 def rng() -> torch.Generator:
     return torch.Generator().manual_seed(0)
+
+
+@pytest.fixture
+def few_epochs(monkeypatch):
+    """Let attacks that are networks train for two epochs, where a test asks nothing of their strength."""
+    from secateur.attacks.membership import neural
+
+    train = neural.train
+    monkeypatch.setattr(neural, "train", lambda net, rows, plan, rng: train(net, rows, replace(plan, epochs=2), rng))
 
 
 @pytest.fixture

@@ -45,7 +45,7 @@ def test_without_shadows_the_attacks_that_need_none_run(models):
     assert report.value("auc", "conf") > 0.8 and report.value("balanced_accuracy", "conf") is None
 
 
-def test_with_shadows_all_attacks_that_can_run_do(models):
+def test_with_shadows_all_attacks_that_can_run_do(models, few_epochs):
     from secateur.catalogue import methods
 
     report = secateur.audit(*models[0], shadows=models[1:])

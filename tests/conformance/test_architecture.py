@@ -1,6 +1,7 @@
 """The map in docs/architecture.md names files and functions that exist, and modules import each other as it says."""
 
 import ast
+import functools
 import re
 from pathlib import Path
 
@@ -21,13 +22,16 @@ def module_of(path):
     return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
 
 
-TREES = {module_of(path): ast.parse(path.read_text()) for path in SOURCE.rglob("*.py")}
+@functools.cache
+def trees():
+    """The parsed modules of the package, by their names."""
+    return {module_of(path): ast.parse(path.read_text()) for path in SOURCE.rglob("*.py")}
 
 
 def defined(path):
     """Names that a file defines, methods as Class.method."""
     names = set()
-    for node in ast.parse((SOURCE / path).read_text()).body:
+    for node in trees()[module_of(SOURCE / path)].body:
         if isinstance(node, ast.ClassDef | ast.FunctionDef):
             names |= {node.name, *(f"{node.name}.{part.name}" for part in node.body if hasattr(part, "name"))}
     return names
@@ -66,15 +70,17 @@ def test_the_root_stays_small():
 def imports(name, node, kind="top"):
     """The modules of the package that a module imports, and whether at import time, in a function or for types."""
     for child in ast.iter_child_nodes(node):
+        if isinstance(child, ast.expr):
+            continue  # an expression holds no import
         inside = kind
-        if isinstance(child, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda) and kind == "top":
+        if isinstance(child, ast.FunctionDef | ast.AsyncFunctionDef) and kind == "top":
             inside = "function"
         if isinstance(child, ast.If) and ast.unparse(child.test) == "TYPE_CHECKING":
             inside = "types"
         if isinstance(child, ast.Import | ast.ImportFrom):
             base = f"{child.module}." if isinstance(child, ast.ImportFrom) else ""
             for target in (f"{base}{alias.name}" for alias in child.names):
-                while target not in TREES and target:
+                while target not in trees() and target:
                     target = target.rpartition(".")[0]
                 if target and target != name:
                     yield target, kind
@@ -82,12 +88,15 @@ def imports(name, node, kind="top"):
             yield from imports(name, child, inside)
 
 
-EDGES = {name: set(imports(name, tree)) for name, tree in TREES.items()}
+@functools.cache
+def edges():
+    """The modules that each module imports, and how."""
+    return {name: set(imports(name, tree)) for name, tree in trees().items()}
 
 
 def cycles(*kinds):
     """Sets of modules that import each other, by these kinds of imports."""
-    graph = {name: {target for target, kind in edges if kind in kinds} for name, edges in EDGES.items()}
+    graph = {name: {target for target, kind in targets if kind in kinds} for name, targets in edges().items()}
     reached = {}
     for name in graph:
         seen, todo = set(), [name]

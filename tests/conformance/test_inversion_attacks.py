@@ -109,7 +109,7 @@ class Scene:
 
 @pytest.fixture(scope="module")
 def scenes(pool, generator):
-    return {name: Scene(name, pool, generator, iterations=6) for name in ATTACKS}
+    return {name: Scene(name, pool, generator, iterations=3) for name in ATTACKS}
 
 
 @pytest.mark.parametrize("name", ATTACKS)

@@ -16,7 +16,7 @@ from secateur.seeding import derive, initialise
 
 WIDTH, CLASSES, ROWS = 20, 4, 300  # of each set: half members, half non-members
 ATTACKS = catalogue.methods("attack")
-CHEAP = {"epochs": 12, "learning_rate": 0.03}  # for the attacks that are a network
+CHEAP = {"epochs": 6, "learning_rate": 0.03}  # for the attacks that are a network
 DESIGNS = ("disjoint", "in-out")
 
 

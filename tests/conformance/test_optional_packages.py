@@ -28,13 +28,26 @@ def walk(hidden):
     for module in pkgutil.walk_packages(secateur.experiments.__path__, "secateur.experiments."):
         importlib.import_module(module.name)
 
-def alone(hidden):
-    """Walk in a child of this process, which has imported nothing of Secateur; return the child's exit status."""
+class Recorder:
+    """A finder that finds nothing, and records the packages that are asked for."""
+    def __init__(self):
+        self.names = set()
+    def find_spec(self, name, path=None, target=None):
+        self.names.add(name.partition(".")[0])
+
+def alone(hidden, write=None):
+    """Walk in a child of this process, which has imported nothing of Secateur; return the child's exit status.
+
+    The names of the packages that the walk asks for are written to a pipe.
+    """
     child = os.fork()
     if child:
         return os.waitpid(child, 0)[1]
     try:
+        sys.meta_path.insert(0, recorder := Recorder())
         walk(hidden)
+        if write is not None:
+            os.write(write, json.dumps(sorted(recorder.names)).encode())
         os._exit(0)
     except BaseException:
         print(hidden, file=sys.stderr)
@@ -61,9 +74,10 @@ def test_without_all_optional_packages():
 
 
 def test_without_each_optional_package_in_turn():
-    """Torch and pydantic are imported once, before the packages are hidden; the test above hides them before that.
+    """Packages that are always there are imported once, before others are hidden; the test above hides them first.
 
-    Triton is hidden first, as torch's compiler imports it and is most of the time of an import of Secateur.
+    Triton is hidden first, as torch's compiler imports it and is most of the time of an import of Secateur. A package
+    that nothing asks for is not hidden: that would change nothing.
     """
     packages = [name for extra, some in EXTRAS.items() if extra != "dev" for name in modules(some)]
     code = """
@@ -71,8 +85,13 @@ packages = json.loads(sys.argv[1])
 import torch
 assert not {"secateur", "triton", *packages} & set(sys.modules)
 failed = [alone(["triton"])]
-import pydantic, torch._dynamo, typer, yaml
+import jinja2, pydantic, rich.progress, scipy.signal, scipy.stats, torch._dynamo, typer, yaml
 assert not {"secateur", *packages} & set(sys.modules)
-sys.exit(any(failed + [alone([package]) for package in packages]))
+read, write = os.pipe()
+failed.append(alone([], write))
+os.close(write)
+asked = set(json.loads(os.read(read, 1 << 16)))
+assert "secateur" in asked
+sys.exit(any(failed + [alone([package]) for package in packages if package in asked]))
 """
     run(code, packages)

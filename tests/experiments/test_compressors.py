@@ -11,9 +11,10 @@ import secateur
 from secateur.cli import main
 from secateur.config import Audit, read
 from secateur.evaluation.setup import prepare
+from secateur.pruning import quantisation
 from secateur.runs.folder import load_rows
 
-TINY = ["--set", "train.epochs=3", "--set", "finetune.epochs=1", "--set", "train.patience=null"]
+TINY = ["--set", "train.epochs=1", "--set", "finetune.epochs=1", "--set", "train.patience=null"]
 FEW = ["--set", "examples=300"]
 
 
@@ -56,7 +57,7 @@ def test_a_mobilenet_is_pruned_and_audited_and_its_removal_is_counted(tmp_path):
         "--sparsity",
         ".5",
     ]
-    assert main(["audit", *flags, "--attack", "conf", "--shadows", "1", *TINY, *FEW, "--out", str(tmp_path)]) == 0
+    assert main(["audit", *flags, "--attack", "conf", "--shadows", "0", *TINY, *FEW, "--out", str(tmp_path)]) == 0
     for pruner in ("l1-structured", "slimming"):
         assert values(tmp_path, "auc", pruner=pruner)
         (masked,), (removed,) = (values(tmp_path, f"parameters_{x}", pruner=pruner) for x in ("masked", "removed"))
@@ -165,13 +166,15 @@ def test_what_cannot_be_compressed_so_is_one_sentence(flags, sentence, tmp_path,
     assert sentence in said and said.count("\n") == 1
 
 
-def test_a_quantised_model_is_written_as_a_program(tmp_path, capsys):
+def test_a_quantised_model_is_written_as_a_program_and_is_exported_once(tmp_path, capsys, monkeypatch):
     flags = ["prune", "--pruner", "l1-structured+int8", "--sparsity", ".5", *TINY, *FEW]
     assert main([*flags, "--out", str(tmp_path / "m.safetensors")]) == 2
     assert "is written to a file that ends in .pt2" in capsys.readouterr().err
     assert main([*flags, "--remove", "--out", str(tmp_path / "m.pt2")]) == 2
     assert "removes by itself what it can" in capsys.readouterr().err
-    assert main([*flags, "--out", str(tmp_path / "m.pt2")]) == 0
+    convert, calls = quantisation._round_statically, []
+    monkeypatch.setattr(quantisation, "_round_statically", lambda *given: calls.append(given) or convert(*given))
+    assert main([*flags, "--out", str(tmp_path / "m.pt2")]) == 0 and len(calls) == 1
     assert torch.export.load(tmp_path / "m.pt2").module()(torch.zeros(3, 1, 8, 8)).shape == (3, 10)
 
 

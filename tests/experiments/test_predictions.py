@@ -117,7 +117,7 @@ def measured(folder, metric="auc"):
 
 
 @pytest.mark.parametrize("trained", [True, False], ids=["online", "offline"])
-def test_many_shadow_models_on_the_same_rows_are_used(trained, tmp_path):
+def test_many_shadow_models_on_the_same_rows_are_used(trained, tmp_path, few_epochs):
     np.savez(tmp_path / "p.npz", **shadowed(trained=trained))
     assert main(["audit", "--predictions", str(tmp_path / "p.npz"), "--out", str(tmp_path / "run")]) == 0
     auc = measured(tmp_path / "run")

@@ -161,7 +161,7 @@ def test_the_pruned_model_is_bit_for_bit_the_audited_one(case, own_data, tmp_pat
     defense = ["--defense", case] if case in ("ppb", "adv") else []
     same = [*map(str, given), *pruner, *defense]
     assert prune(tmp_path / "pruned.safetensors", *same, "--set", "seed=3") == 0
-    audit = ["audit", *TINY, *same, "--seeds", "3,", "--attack", "conf", "--shadows", "1", "--out", str(tmp_path / "r")]
+    audit = ["audit", *TINY, *same, "--seeds", "3,", "--attack", "conf", "--shadows", "0", "--out", str(tmp_path / "r")]
     assert main([*audit, "--export", str(tmp_path / "audited")]) == 0
     (audited,) = (tmp_path / "audited").glob(f"{pruner[1]}*.safetensors")
     assert audited.read_bytes() == (tmp_path / "pruned.safetensors").read_bytes()

@@ -49,6 +49,11 @@ class SeedContext:
         return self.initial("structure")
 
     @cached_property
+    def converted(self) -> dict[str, nn.Module]:
+        """The quantised models that were used last, by the keys of their stages."""
+        return {}
+
+    @cached_property
     def recipes(self) -> tuple[Recipe, Recipe]:
         """The recipes by which originals are trained and pruned models fine-tuned."""
         return self.config.recipes(tabular=len(self.data.input_shape) == 1)

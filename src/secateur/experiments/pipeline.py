@@ -133,7 +133,7 @@ def make(jobs: Sequence[ModelJob], compression: Compression) -> list[Result]:
 def _calibrate(job: ModelJob, model: Result, converter: Choice) -> Result:
     """Return a model that is to be converted, with the training rows that set the ranges of its activations.
 
-    The conversion is a pure function of both, so it is not stored: `module_of` repeats it.
+    The conversion is a pure function of both, so it is not stored: `module_of` repeats it, and remembers the last ones.
     """
     rows = _draw_rows(job, derive(job.context.seed, "calibrate", job.role))
     return replace(model, data=model.data | {"calibration": rows.tolist()}, key=f"{model.key}+{converter}")
@@ -256,6 +256,8 @@ def _reshape(
 
 def module_of(context: SeedContext, compression: Compression, model: Result) -> nn.Module:
     """Return a compressed model in the form that is deployed: smaller, quantised, or with its zeros."""
+    if model.key in context.converted:
+        return context.converted[model.key]
     net, compressor = context.initial("structure").to(context.device), compression.pruner
     if compressor is not None and (reshaper := compressor.find_part(Reshaper)) is not None:
         net.load_state_dict(_part(model, "original.") or net.state_dict())
@@ -267,6 +269,9 @@ def module_of(context: SeedContext, compression: Compression, model: Result) -> 
     with suppress(WrongInput):  # single weights cannot be removed: their zeros are quantised
         net = remove(net.cpu(), mask_of(model), context.data.input_shape)
     converted: nn.Module = converter.make().convert(net, context.rows(torch.tensor(model.data["calibration"])))
+    if len(context.converted) == 4:
+        context.converted.pop(next(iter(context.converted)))
+    context.converted[model.key] = converted  # every measurement asks it, and to export a network takes seconds
     return converted
 
 

@@ -63,7 +63,7 @@ def scene(digits):
     knowledge = knowledge_of(net)
     public = digits.take(torch.arange(TARGETS, len(digits.inputs)))
     settings = {"width": 8, "learning_rate": 2e-3, "batch_size": 32}
-    generator = train_generator(public, 10, (1, 8, 8), knowledge.box, 100, rng, **settings)
+    generator = train_generator(public, 10, (1, 8, 8), knowledge.box, 20, rng, **settings)
     targets = [[view_of(net, digits.take(torch.tensor([i])))] for i in range(TARGETS)]
     return replace(knowledge, generator=generator), targets
 

@@ -17,7 +17,7 @@ from secateur.catalogue import method
     "priprune",
     threat="an honest-but-curious server that knows the network, the batch size and how BatchNorm normalised",
     active=False,
-    demo={"iterations": 20},
+    demo={"iterations": 8},
 )
 @dataclass(frozen=True)
 class DLG(GradientMatching):
@@ -42,7 +42,7 @@ class DLG(GradientMatching):
     threat="an honest-but-curious server that knows the network, the batch size and how BatchNorm normalised; its rule "
     "for labels is exact for one example an update",
     active=False,
-    demo={"iterations": 20},
+    demo={"iterations": 8},
 )
 @dataclass(frozen=True)
 class IDLG(DLG):

@@ -32,7 +32,7 @@ THREAT = (
     "an honest-but-curious server that knows the network, the batch size and how BatchNorm normalised, and has "
     "public pictures of the same kind (none of them a target) to train a generator on"
 )
-DEMO = {"iterations": 50, "population": 16}
+DEMO = {"iterations": 30, "population": 16}
 
 
 @method("inversion", "ggl", "dgp", threat=THREAT, active=False, needs="generator", demo=DEMO)

@@ -16,7 +16,7 @@ THREAT = (
     "ones, or, much stronger, the batch's own where it is told them"
 )
 PRIPRUNE = "an honest-but-curious server that knows the network and the batch size"
-DEMO = {"iterations": 150}
+DEMO = {"iterations": 90}
 
 
 @method("inversion", "gi", "dgp", threat=THREAT, active=False, demo=DEMO | {"restarts": 2})

@@ -12,7 +12,7 @@ from secateur.attacks.inversion.optimisation import Schedule
 from secateur.catalogue import method
 
 THREAT = "an honest-but-curious server that knows the network, the batch size and how BatchNorm normalised"
-DEMO = {"iterations": 150}
+DEMO = {"iterations": 90}
 
 
 @method("inversion", "ig", "dgp", threat=THREAT, active=False, demo=DEMO, calibrated=True)

@@ -16,7 +16,7 @@ from secateur.catalogue import method
     threat="an honest-but-curious server that receives pruned weights and knows the network, the batch size and the "
     "client's learning rate and number of local steps",
     active=False,
-    demo={"iterations": 150, "learning_rate": 0.1},
+    demo={"iterations": 90, "learning_rate": 0.1},
 )
 @dataclass(frozen=True)
 class SGI(GIPriPrune):
