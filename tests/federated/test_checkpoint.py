@@ -74,6 +74,19 @@ def test_a_killed_stage_goes_on(tmp_path):
     assert follow(tmp_path / "killed")[2] == 0  # done
 
 
+@pytest.mark.parametrize("cut", [0, 100, -1])
+def test_a_checkpoint_that_was_cut_short_is_not_believed(tmp_path, cut):
+    model, story, _ = follow(tmp_path / "whole")
+    with pytest.raises(Killed):
+        follow(tmp_path / "killed", kill_after=3)
+    for saved in tmp_path.glob("killed/unfinished/*.safetensors"):
+        saved.write_bytes(saved.read_bytes()[:cut])
+    again, told, rounds = follow(tmp_path / "killed")
+    assert rounds == 4  # from the beginning
+    assert all(torch.equal(value, again[name]) for name, value in model.items())
+    assert [row.to_json() for row in told.rows] == [row.to_json() for row in story.rows]
+
+
 def test_logs_are_saved_as_one_and_share_the_time(tmp_path):
     row = Row(model="m", dataset="d", seed=0, metric="auc", value=0.5)
 

@@ -1,3 +1,4 @@
+import errno
 import json
 import math
 import os
@@ -15,7 +16,7 @@ from hypothesis import strategies as st
 from secateur.errors import WrongInput
 from secateur.runs import folder
 from secateur.runs.artifacts import Result, write
-from secateur.runs.folder import load_rows, open_run
+from secateur.runs.folder import load_marker, load_rows, open_run
 from secateur.runs.rows import Row, pack, select_comparable, unpack
 
 ROW = Row(model="digits-cnn", dataset="digits", pruner="snip", sparsity=0.7, seed=1, metric="accuracy", value=0.5)
@@ -156,7 +157,9 @@ def test_an_error_keeps_what_was_done_and_is_not_finished(tmp_path):
 def test_thousands_of_single_rows_are_written_once_a_second(tmp_path, monkeypatch):
     now, written = [0.0], []
     monkeypatch.setattr(folder.time, "monotonic", lambda: now[0])
-    monkeypatch.setattr(folder, "write", lambda path, content: written.append(path.name) or write(path, content))
+    monkeypatch.setattr(
+        folder, "write", lambda path, content, **how: written.append(path.name) or write(path, content, **how)
+    )
     with open_run(tmp_path, "audit", {}) as run:
         written.clear()
         for seed in range(5000):
@@ -418,3 +421,40 @@ def test_importing_is_cheap():
     code = f"import sys, secateur.runs.folder, secateur.progress; print([m for m in {heavy} if m in sys.modules])"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout == "[]\n"
+
+
+@pytest.mark.parametrize("code", [errno.ENOLCK, errno.EOPNOTSUPP, errno.ENOSYS])
+def test_a_file_system_without_locks_is_one_sentence(tmp_path, monkeypatch, code):
+    def flock(*_):
+        raise OSError(code, os.strerror(code))
+
+    monkeypatch.setattr("fcntl.flock", flock)
+    with (
+        pytest.raises(WrongInput, match="has no locks"),
+        open_run(tmp_path / "a", "audit", {}),
+    ):
+        pass
+
+
+def test_a_lock_that_a_server_refuses_is_a_run_in_use(tmp_path, monkeypatch):
+    def flock(*_):
+        raise PermissionError(errno.EACCES, "Permission denied")
+
+    monkeypatch.setattr("fcntl.flock", flock)
+    with pytest.raises(WrongInput, match="in use by another run"), open_run(tmp_path / "a", "audit", {}):
+        pass
+
+
+def test_a_clock_that_was_moved_back_changes_nothing(tmp_path, monkeypatch):
+    def work():
+        with open_run(tmp_path / "a", "audit", {"model": "mlp"}) as run:
+            calls.append(run.stage("s", {"x": 1}, lambda: Result(data={"n": len(calls)})).data)
+            run.add([])
+
+    calls = []
+    work()
+    monkeypatch.setattr("secateur.runs.folder._now", lambda: "1970-01-01T00:00:00+00:00")
+    monkeypatch.setattr("time.time", lambda: 0.0)
+    work()
+    assert calls == [{"n": 0}, {"n": 0}]
+    assert load_marker(tmp_path / "a")["finished"] == "1970-01-01T00:00:00+00:00"

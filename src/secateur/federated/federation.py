@@ -10,6 +10,7 @@ answered has not taken its turn. A client whose numbers are not finite counts as
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterator, MutableMapping, Sequence
 from typing import Any
 
@@ -32,10 +33,13 @@ from secateur.federated.spec import FederationSpec
 from secateur.federated.stacked_rounds import ClientStateBank, Room, StackedRounds, room_for
 from secateur.federated.traffic import Ledger, Round, measure_epsilon, values_of
 from secateur.functional import join_state
+from secateur.gpu.memory import let_go, ran_out
 from secateur.inference import logits
 from secateur.interfaces import Batch, Loss, Params
 from secateur.models.create import check
 from secateur.seeding import derive
+
+log = logging.getLogger(__name__)
 
 
 class Federation(Resumable):
@@ -170,7 +174,18 @@ class Federation(Resumable):
         assert self.together is not None
         looked = bool(self.panel.select_observers(number))
         answers = [self._answers(number, client, faults) for client in drawn.clients]
-        stacked = self.together(number, drawn, answers, faults)
+        try:
+            stacked = self.together(number, drawn, answers, faults)
+        except Exception as error:
+            if not ran_out(error):
+                raise
+            stacked = None
+        if stacked is None:  # only here, after the error is released, are the tensors of the stack free
+            log.warning("memory ran out with %d clients at once; going on with one at a time", len(drawn.clients))
+            self.together, self.turns = None, ClientTurn(self.net, self.terms, self.server, self.train, "sequential")
+            let_go(self.device)
+            noted: dict[int, Fault] = {c: "dropped" for c, x in zip(drawn.clients, answers, strict=True) if not x}
+            return self._run_one_by_one(number, drawn, faults | noted, sizing, evaluating)
         needed = looked or sizing or evaluating
         alive = list(stacked.alive.clone())  # a copy: the next round overwrites it
         sizes = [None] * len(alive) if stacked.sizes is None else list(stacked.sizes.clone())

@@ -23,7 +23,7 @@ import re
 import stat
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, TypeVar
@@ -324,10 +324,13 @@ def _locked(folder: Path, kind: str) -> Iterator[None]:
     try:
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
+        except (BlockingIOError, PermissionError):
             owner = os.read(lock, 32).decode() or "just started"
             problem = f"{folder} is in use by another run (process {owner})"
             raise WrongInput("out", f"{problem}; use another folder") from None
+        except OSError as error:  # of a network file system without locks
+            problem = f"{folder} lies on a file system that has no locks ({error.strerror})"
+            raise WrongInput("out", f"{problem}, so two runs could write it at once; use another folder") from None
         with explained(folder):
             if os.fstat(lock).st_nlink != 1:
                 raise WrongInput("out", f"{folder}/.lock has a second name; remove it, or use another folder")
@@ -336,7 +339,8 @@ def _locked(folder: Path, kind: str) -> Iterator[None]:
             _check_ours(folder, kind)  # another run may have come and gone since
         yield
     finally:
-        fcntl.flock(lock, fcntl.LOCK_UN)  # closing alone would leave it to children that were forked with it
+        with suppress(OSError):
+            fcntl.flock(lock, fcntl.LOCK_UN)  # closing alone would leave it to children that were forked with it
         os.close(lock)
 
 

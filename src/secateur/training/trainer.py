@@ -9,6 +9,7 @@ used here, and no argument changes: nets, states and generators are copied.
 
 from __future__ import annotations
 
+import logging
 import math
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
@@ -24,10 +25,13 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from secateur import tree
 from secateur.errors import WrongInput, unknown
 from secateur.functional import Ask, Functional, join_state, split
+from secateur.gpu.memory import let_go, ran_out
 from secateur.inference import outputs, to_channels_last
 from secateur.interfaces import Batch, Guide, Loss, Params, Penalty, Transform
 from secateur.training.execution import EXECUTIONS, Lane, Lanes, choose, map_many
 from secateur.training.recipe import Fitted, Progress, Recipe, Row, Task
+
+log = logging.getLogger(__name__)
 
 
 class Stepper(Protocol):
@@ -93,7 +97,30 @@ def train_many(
         # On a GPU the kernels of several runs overlap.
         together = chosen == "stacked" or (device.type == "cuda" and trainer.lockstep)
         for some in [indices] if together else [[index] for index in indices]:
-            yield from trainer.train([TaskTraining(trainer, index, tasks[index]) for index in some], chosen, progress)
+            yield from _train_together(trainer, tasks, some, chosen, progress)
+
+
+def _train_together(
+    trainer: Trainer, tasks: Sequence[Task], indices: Sequence[int], execution: str, progress: Progress | None
+) -> Iterator[tuple[int, Fitted]]:
+    """Train tasks together; where memory runs out, train the unfinished ones in halves, from their beginning."""
+    done: set[int] = set()
+    try:
+        runs = [TaskTraining(trainer, index, tasks[index]) for index in indices]
+        for index, fitted in trainer.train(runs, execution, progress):
+            done.add(index)
+            yield index, fitted
+        return
+    except Exception as error:
+        left = [index for index in indices if index not in done]
+        if len(left) < 2 or not ran_out(error):
+            raise
+    del runs
+    let_go(tasks[left[0]].train.inputs.device)  # only here, after the error is released, are its tensors free
+    half = (len(left) + 1) // 2
+    log.warning("memory ran out with %d models at once; going on with %d", len(left), half)
+    for some in (left[:half], left[half:]):
+        yield from _train_together(trainer, tasks, some, execution, progress)
 
 
 def _train_on_ray(make: Callable[[torch.device], Trainer], tasks: Sequence[Task]) -> Iterator[tuple[int, Fitted]]:

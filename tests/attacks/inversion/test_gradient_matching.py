@@ -340,3 +340,21 @@ def test_a_scaled_gradient_reveals_as_much(power):
     plain, other = (run(QUICK, [[view]], known)[0] for view in (seen, ServerView(seen.sent, scaled)))
     assert plain.loss == other.loss < plain.curve[0][1] / 5
     assert torch.equal(plain.batch.inputs, other.batch.inputs)
+
+
+def test_targets_are_halved_where_memory_runs_out(monkeypatch, caplog):
+    _, _, targets, known = scene(5)
+    attack = replace(QUICK, restarts=2, iterations=20)
+    plain, whole, sizes = run(attack, targets, known), optimisation.Trials.run, []
+
+    def tight(self, *rest):
+        sizes.append(len(self.seeds))
+        if len(self.seeds) > 2:
+            raise torch.OutOfMemoryError("CUDA out of memory")
+        return whole(self, *rest)
+
+    monkeypatch.setattr(optimisation.Trials, "run", tight)
+    for one, other in zip(plain, run(attack, targets, known), strict=True):
+        assert one.loss == pytest.approx(other.loss, rel=1e-9) and one.trial == other.trial
+        torch.testing.assert_close(one.batch.inputs, other.batch.inputs, rtol=1e-9, atol=1e-9)
+    assert sizes == [5, 3, 2, 2, 1] and "memory ran out with 5 trials" in caplog.text
