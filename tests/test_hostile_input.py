@@ -15,9 +15,9 @@ import torch
 from safetensors.torch import save_file
 
 from secateur.cli import main
+from secateur.cli.exits import guard
 from secateur.data.femnist import _read
 from secateur.errors import WrongInput, printable
-from secateur.exits import guard
 from secateur.models.create import create
 from secateur.progress import progress
 from secateur.runs.rows import Row
@@ -213,7 +213,7 @@ def test_printable_text_stays_and_other_text_is_written_out(text):
 
 
 def test_a_terminal_of_ascii_shows_everything():
-    code = "from secateur.exits import guard\nguard(lambda: print('1 \\xb1 2'))"
+    code = "from secateur.cli.exits import guard\nguard(lambda: print('1 \\xb1 2'))"
     shown = subprocess.run(
         [sys.executable, "-c", code], env=os.environ | {"PYTHONIOENCODING": "ascii"}, capture_output=True
     )
@@ -230,9 +230,8 @@ def test_without_a_home_the_data_folder_is_asked_for(monkeypatch, capsys):
 
 
 def test_both_streams_closed_leave_the_exit_code():
-    code = (
-        "import sys\nfrom secateur.exits import guard\nsys.exit(guard(lambda: [print('x' * 9999) for _ in range(99)]))"
-    )
+    code = "import sys\nfrom secateur.cli.exits import guard\n"
+    code += "sys.exit(guard(lambda: [print('x' * 9999) for _ in range(99)]))"
     process = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
     process.stdout.close()
     assert process.wait(timeout=60) == 0
