@@ -97,3 +97,23 @@ def test_a_terminated_run_is_like_an_interrupted_one(tmp_path):
     _, said = process.communicate(timeout=60)
     assert process.returncode == 130, said
     assert "secateur: interrupted; finished stages are saved" in said and "Traceback" not in said
+
+
+def test_an_interruption_during_the_imports_is_one_sentence(monkeypatch, capsys):
+    import builtins
+
+    from secateur.__main__ import main as command
+
+    real = builtins.__import__
+
+    def interrupted(name, *rest):
+        if name == "secateur.cli":
+            raise KeyboardInterrupt
+        return real(name, *rest)
+
+    monkeypatch.setattr(builtins, "__import__", interrupted)
+    with pytest.raises(SystemExit) as caught:
+        command()
+    monkeypatch.undo()
+    assert caught.value.code == 130
+    assert capsys.readouterr().err == "secateur: interrupted; nothing was begun\n"

@@ -235,3 +235,12 @@ def test_both_streams_closed_leave_the_exit_code():
     process = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
     process.stdout.close()
     assert process.wait(timeout=60) == 0
+
+
+def test_a_batchnorm_with_one_row_is_one_sentence(tmp_path, monkeypatch, capsys):
+    text = "nn.Sequential(nn.Flatten(), nn.Linear(64, 4), nn.BatchNorm1d(4), nn.Linear(4, 10))"
+    (tmp_path / "one_row.py").write_text(f"from torch import nn\n\ndef net():\n    return {text}\n")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    command = ["federate", "--model", "one_row:net", "--batch-size", "1", "--rounds", "1", "--clients", "2"]
+    assert main([*command, "--per-round", "1", "--device", "cpu", "--out", str(tmp_path / "run")]) == 2
+    assert "batch_size: 1 row is too few for a BatchNorm" in capsys.readouterr().err

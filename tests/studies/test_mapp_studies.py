@@ -325,7 +325,7 @@ def test_crops_and_flips_are_stated(tmp_path, capsys):
 
 def held(folder, cases, seeds=(0,), **changes):
     """The rows of federations that a run had or has run."""
-    size = SCALES["tiny"].change(**({"rounds": 1, "examples": 600} | changes))
+    size = SCALES["tiny"].change(**({"rounds": 1, "examples": 400} | changes))
     with open_run(folder, "study", {}) as run:
         MappRunner(run, size, load_data(size, {}), torch.device("cpu"), [choice("attack", "yeom")]).run_all(
             cases, seeds
@@ -353,19 +353,19 @@ def begun(monkeypatch):
 
 def test_federations_that_run_together_come_to_the_rows_they_come_to_alone(tmp_path, monkeypatch):
     cases = [Case("none", 8), Case("local"), Case("mapp-fl")]
-    alone = held(tmp_path / "alone", cases, (0, 1))
+    alone = held(tmp_path / "alone", cases, (0, 1), examples=600)
     monkeypatch.setattr(MappRunner, "at_once", 3)  # of both seeds
-    assert held(tmp_path / "together", cases, (0, 1)) == alone
+    assert held(tmp_path / "together", cases, (0, 1), examples=600) == alone
     assert ran(alone) == [(case.submodels, case.model, seed) for seed in (0, 1) for case in cases]
     assert len(list(tmp_path.glob("together/artifacts/*"))) == 6
 
 
 def test_stacked_clients_come_to_nearly_the_same_rows(tmp_path, monkeypatch):
     cases = [Case("none", 8), Case("mapp-fl")]
-    alone = held(tmp_path / "alone", cases)
+    alone = held(tmp_path / "alone", cases, examples=600)
     monkeypatch.setattr(MappRunner, "at_once", 2)
     monkeypatch.setattr(federations, "SubmodelFederation", partial(SubmodelFederation, execution="stacked"))
-    stacked = held(tmp_path / "stacked", cases)
+    stacked = held(tmp_path / "stacked", cases, examples=600)
     assert [row | {"value": 0, "low": 0, "high": 0} for row in stacked] == [
         row | {"value": 0, "low": 0, "high": 0} for row in alone
     ]

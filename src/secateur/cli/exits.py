@@ -77,6 +77,8 @@ def _explain(error: BaseException, folder: Path | None) -> tuple[Exit, str]:
     if isinstance(error, OSError) and error.errno in PATHS and error.filename is not None:
         problem = f"{printable(os.fsdecode(error.filename))} cannot be used ({error.strerror})"
         return Exit.WRONG_INPUT, f"path: {problem}; {SAVED}: name another one, or make it accessible"
+    if isinstance(error, ValueError) and "more than 1 value per channel" in str(error):  # torch, wherever it trains
+        return Exit.WRONG_INPUT, "batch_size: 1 row is too few for a BatchNorm of this model; use at least 2"
     log, message = _write_log(error, folder), " ".join(str(error).split())
     if _ran_out_of_memory(error):
         size = re.search(r"ried to allocate ([\d.]+ \w+)", message)
