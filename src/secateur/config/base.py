@@ -1,7 +1,7 @@
 """The fields that every run file may set, and the field types that run files share.
 
 Every field has a description. A field that `flag` returns is also an option of the command line, and its
-description is the option's help (cli/options.py). Torch is not imported before a run file is read, so that help is fast.
+description is the option's help (cli/options.py). Torch is not imported before a run file is read, so help is fast.
 """
 
 from __future__ import annotations
