@@ -37,6 +37,7 @@ def test_each_kind_has_an_example():
     assert [Path(path).parent.name for path, _ in EXAMPLES] == ["membership", "pruning", "defenses"]
 
 
+@pytest.mark.system
 def test_the_three_examples_are_audited_as_they_stand(secateur):
     tiny = ["--set", "train.epochs=1", "--set", "finetune.epochs=1", "--json"]
     done = secateur("audit", *FLAGS, *tiny, "--out", "run")

@@ -75,6 +75,7 @@ def secateur(*arguments, **options):
     return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, **options)
 
 
+@pytest.mark.system
 def test_a_closed_pipe_does_not_hide_a_passed_limit(tmp_path):
     process = secateur(*TINY, "--out", str(tmp_path / "run"), "--set", "limits.auc=0.0", "--json")
     process.stdout.close()
@@ -84,6 +85,7 @@ def test_a_closed_pipe_does_not_hide_a_passed_limit(tmp_path):
     assert "Traceback" not in said and "Exception ignored" not in said
 
 
+@pytest.mark.system
 def test_a_terminated_run_is_like_an_interrupted_one(tmp_path):
     out = tmp_path / "run"
     process = secateur(

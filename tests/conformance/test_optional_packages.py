@@ -10,6 +10,8 @@ import sys
 import tomllib
 from pathlib import Path
 
+import pytest
+
 EXTRAS = tomllib.loads((Path(__file__).parents[2] / "pyproject.toml").read_text())["project"]["optional-dependencies"]
 MODULES = {"scikit-image": "skimage", "pytest-xdist": "xdist", "import-linter": "importlinter"}  # where names differ
 WALK = '''
@@ -73,6 +75,7 @@ def test_without_all_optional_packages():
     run("walk(json.loads(sys.argv[1]))", packages)
 
 
+@pytest.mark.system
 def test_without_each_optional_package_in_turn():
     """Packages that are always there are imported once, before others are hidden; the test above hides them first.
 

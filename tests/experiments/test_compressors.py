@@ -48,6 +48,7 @@ def own(tmp_path, monkeypatch):
     sys.modules.pop("users_nets", None)
 
 
+@pytest.mark.system
 def test_a_mobilenet_is_pruned_and_audited_and_its_removal_is_counted(tmp_path):
     flags = [
         "--model",

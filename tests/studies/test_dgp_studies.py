@@ -318,6 +318,7 @@ def test_a_study_runs_and_is_resumed(tmp_path, capsys):
     assert "report.html" in {path.name for path in (tmp_path / "fig2").iterdir()}
 
 
+@pytest.mark.system
 def test_a_study_that_was_stopped_goes_on(tmp_path, monkeypatch):
     small = ["--set", "targets=1", "--set", "iterations=2", "--set", "epochs=1", "--set", "examples=80"]
     command = ["reproduce", "dgp-table2", "--scale", "tiny", *small, "--out"]

@@ -351,6 +351,7 @@ def begun(monkeypatch):
     return seen
 
 
+@pytest.mark.system
 def test_federations_that_run_together_come_to_the_rows_they_come_to_alone(tmp_path, monkeypatch):
     cases = [Case("none", 8), Case("local"), Case("mapp-fl")]
     alone = held(tmp_path / "alone", cases, (0, 1), examples=600)
@@ -373,6 +374,7 @@ def test_stacked_clients_come_to_nearly_the_same_rows(tmp_path, monkeypatch):
     assert [row["value"] for row in stacked] == pytest.approx([row["value"] for row in alone], rel=1e-3, abs=3e-4)
 
 
+@pytest.mark.system
 @pytest.mark.parametrize("at_once", [1, 2])
 def test_what_studies_share_runs_once(tmp_path, monkeypatch, begun, at_once):
     monkeypatch.setattr(MappRunner, "at_once", at_once)
@@ -389,6 +391,7 @@ def test_what_studies_share_runs_once(tmp_path, monkeypatch, begun, at_once):
     assert not begun
 
 
+@pytest.mark.system
 def test_federations_that_were_killed_together_go_on_together(tmp_path, monkeypatch, begun):
     monkeypatch.setattr(MappRunner, "at_once", 2)
     monkeypatch.setattr("secateur.federated.checkpoint.EVERY", 0.0)

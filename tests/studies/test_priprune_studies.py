@@ -345,11 +345,13 @@ def reproduced(name, folder):
     assert 'data-view="planes"' in page and "Pictures by pruning and defense" in page
 
 
+@pytest.mark.system
 @pytest.mark.parametrize("name", [name for name in OWN + OURS if name not in ("table2", "fig9")])
 def test_tiny_studies_share_a_folder(name, folder):
     reproduced(name, folder)
 
 
+@pytest.mark.system
 def test_what_two_studies_share_is_run_once(folder):
     reproduced("table2", folder)
     before = {path.name: path.stat().st_mtime_ns for path in (folder / "artifacts").iterdir()}

@@ -5,6 +5,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
 import torch
 from near import over_flower
 
@@ -49,6 +50,7 @@ def measured(*clients):
     return list(map(float, done.stdout.split()))
 
 
+@pytest.mark.system
 def test_peak_memory_does_not_grow_with_the_clients_of_a_round():
     few, more = measured(16, 40)  # what is freed fills up to about 16 of them before it is used again
     assert more < 100, (few, more)  # above the peak of the few; the updates of 24 more clients are 205 MiB
