@@ -13,6 +13,7 @@ os.environ.update(OMP_NUM_THREADS="1", MKL_NUM_THREADS="1", OMP_WAIT_POLICY="PAS
 
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import HealthCheck, settings
@@ -53,6 +54,20 @@ def data_folder() -> Path:
     if not folder:
         pytest.skip("left out: SECATEUR_DATA does not name a folder of real data")
     return Path(folder)
+
+
+@pytest.fixture(scope="session")
+def lpips_weights(data_folder: Path) -> dict[str, torch.Tensor]:
+    """The published weights of LPIPS, from the file that users make or from an archive of arrays with its names."""
+    from secateur.metrics.lpips import FILE, SHAPES, load_weights
+
+    weights, arrays = load_weights(data_folder), data_folder / "lpips" / "alex.npz"
+    if weights is None and arrays.is_file():
+        weights = {name: torch.from_numpy(array).float() for name, array in np.load(arrays).items()}
+        assert {name: tuple(value.shape) for name, value in weights.items()} == SHAPES
+    if weights is None:
+        pytest.skip(f"left out: {FILE} is not in the folder of real data")
+    return weights
 
 
 @pytest.fixture

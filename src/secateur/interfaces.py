@@ -130,7 +130,7 @@ class Shadow:
 
 @dataclass(frozen=True)
 class InOut:
-    """Models of the attacker on one pool; each example is in the training data of exactly half of them."""
+    """Models of the attacker on one pool; each example trains some of them, by our own design exactly half."""
 
     boxes: Sequence[BlackBox]
     pool: Batch

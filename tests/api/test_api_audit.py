@@ -40,7 +40,7 @@ def test_any_module_and_tensors_with_shadows_of_ones_own(models, tmp_path):
 def test_without_shadows_the_attacks_that_need_none_run(models):
     report = secateur.audit(*models[0])
     attacks = {row.attack for row in report.rows}
-    assert attacks >= {None, "conf", "entropy", "mentr", "top1-conf", "correctness", "blindmi"}
+    assert attacks >= {None, "conf", "xent", "entropy", "mentr", "top1-conf", "correctness", "blindmi"}
     assert not attacks & {"lira", "rmia", "samia", "nn"}
     assert report.value("auc", "conf") > 0.8 and report.value("balanced_accuracy", "conf") is None
 

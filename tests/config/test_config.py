@@ -25,6 +25,14 @@ def test_what_is_written_reads_back_the_same():
     assert config.pruner[0].parts[0].make().groups == "coupled"
 
 
+def test_an_audit_that_decides_trains_three_times():
+    """One seed's interval leaves out the training itself: four trainings of one seed gave .555 to .614."""
+    assert read(Audit, None, {}).seeds == [0]
+    assert read(Audit, None, {}, ["limits.tpr_at_fpr_0.01=.05"]).seeds == [0, 1, 2]
+    assert read(Audit, None, {"seeds": "1"}, ["limits.auc=.6"]).seeds == [0]
+    assert read(Audit, None, {"predictions": "p.npz"}, ["limits.auc=.6"]).seeds == [0]  # there is one model
+
+
 def test_recipes_are_the_papers_unless_told_otherwise():
     train, finetune = read(Audit, None, {}).recipes(tabular=False)
     assert (train.epochs, finetune.epochs, train.weight_decay, train.patience) == (100, 50, 5e-4, 5)

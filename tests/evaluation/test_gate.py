@@ -42,6 +42,44 @@ def test_the_strongest_attack_of_each_release_is_compared():
     assert compare_with_baseline(now, before, ["auc"])[0].outcome is WITHIN
 
 
+CONF = {"attack": "conf"}
+
+
+def shadows(number):
+    note = f"the shadows resemble the victim ({number} shadow models, each trained on 90 rows: ...)"
+    return auc(1.0, attack=None, metric="valid", note=note, extra={"check": "shadows"})
+
+
+@pytest.mark.parametrize(
+    ("now", "before", "wanted", "said"),
+    [
+        # what was weaker before cannot show that the model became worse, unless an attack of both does
+        ([auc(0.52, **CONF), auc(0.65)], [auc(0.51, **CONF)], INCONCLUSIVE, "of this run, not the last release: lira"),
+        ([auc(0.60, **CONF), auc(0.65)], [auc(0.51, **CONF)], ABOVE, ""),
+        ([auc(0.51, **CONF), auc(0.52)], [auc(0.51, **CONF)], WITHIN, ""),  # stronger attackers find no more now
+        ([auc(0.52)], [auc(0.51, **CONF)], INCONCLUSIVE, "last release, not this run: conf"),
+        # what is weaker now cannot show that the model is no worse
+        ([auc(0.51, **CONF)], [auc(0.52, **CONF), auc(0.60)], INCONCLUSIVE, "last release, not this run: lira"),
+        ([auc(0.70, **CONF)], [auc(0.52, **CONF), auc(0.60)], ABOVE, ""),
+        ([auc(0.60)], [auc(0.60), auc(0.52, attack="entropy")], WITHIN, ""),  # a weak attack less changes nothing
+        ([auc(0.60), shadows(2)], [auc(0.60), shadows(8)], INCONCLUSIVE, "had 2 shadow models, in the last release 8"),
+        ([auc(0.70), shadows(8)], [auc(0.60), shadows(2)], INCONCLUSIVE, "had 8 shadow models, in the last release 2"),
+        ([auc(0.60), shadows(8)], [auc(0.60), shadows(2)], WITHIN, ""),
+        ([auc(0.60)], [auc(0.60, adaptive=True)], INCONCLUSIVE, "not this run: lira (adaptive)"),
+    ],
+)
+def test_a_baseline_of_other_attackers_is_said_and_inconclusive_where_it_matters(now, before, wanted, said):
+    (check,) = compare_with_baseline(now, before, ["auc"])
+    assert check.outcome is wanted and said in check.reason
+    text = render_markdown(decide({"run": now}, policy(limits={}), baseline=before))
+    assert "attackers of " in text or "shadow models" in text
+
+
+def test_other_data_than_those_of_the_last_release_are_said():
+    gate = decide({"run": [auc(0.6)]}, policy(), baseline=[auc(0.6, dataset="other")])
+    assert gate.outcome is WITHIN and "- run: the data are d, those of the last release other" in render_markdown(gate)
+
+
 def test_a_policy_past_its_review_or_without_limits_decides_nothing():
     late = decide({"run": [auc(0.6)]}, policy(review_by="2026-01-01"), today=date(2026, 1, 2))
     assert late.outcome is INCONCLUSIVE and "reviewed by 2026-01-01" in render_markdown(late)

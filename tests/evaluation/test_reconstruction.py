@@ -2,6 +2,7 @@
 
 from dataclasses import replace
 
+import numpy as np
 import pytest
 import torch
 
@@ -137,6 +138,24 @@ def test_lpips_judges_against_other_truths_where_it_can(rng, monkeypatch):
     between = (truth + truth.roll(1, 0)) / 2 + 1e-3 * (truth - truth.roll(1, 0))  # hardly nearer to the own truth
     assert not recognise(truth, between, every, {})["lpips"].any()
     assert "lpips" not in recognise(truth, truth, every) and "lpips" not in recognise(truth[:1], truth[:1], every[:1])
+
+
+@pytest.mark.data
+def test_lpips_with_its_published_weights_recognises_photographs_that_squares_do_not(rng, data_folder, lpips_weights):
+    """Dimmed photographs are far off in squares, and anyone recognises them; blends, noise and grey are no one's."""
+    rows = np.fromfile(data_folder / "cifar-10-batches-bin" / "test_batch.bin", np.uint8, 8 * 3073).reshape(8, 3073)
+    truth = torch.from_numpy(rows[:, 1:]).view(8, 3, 32, 32).double() / 255
+    every, noise = torch.ones(8, dtype=torch.bool), torch.randn(truth.shape, generator=rng, dtype=torch.float64)
+
+    def count(guess):
+        return {judge: int(hits.sum()) for judge, hits in recognise(truth, guess, every, lpips_weights).items()}
+
+    assert count((truth + 0.05 * noise).clamp(0, 1))["lpips"] == 8
+    dimmed = count(0.6 * truth)
+    assert dimmed["lpips"] >= 5 and dimmed["lpips"] > dimmed["squares"] and dimmed["lpips"] > dimmed["denoised"]
+    blend = (truth + truth.roll(1, 0)) / 2 + 1e-3 * (truth - truth.roll(1, 0))
+    for nothing in (blend, torch.full_like(truth, 0.5), torch.rand(truth.shape, generator=rng).double(), 1 - truth):
+        assert count(nothing)["lpips"] == 0
 
 
 def test_the_rows_say_which_judge_recognised(rng):

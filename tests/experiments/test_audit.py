@@ -133,7 +133,7 @@ def test_a_model_that_is_already_trained(trained, tmp_path):
     assert undecided.value is None and "shadow" in undecided.note
     assert audit(tmp_path / "c", *given, "--pruner", "none", tiny=[]) == 0  # nothing chosen: what needs no shadows
     ranked = [row.attack for row in found(tmp_path / "c", "auc") if row.value is not None]
-    assert ranked == ["conf", "entropy", "mentr", "top1-conf", "correctness", "blindmi"]
+    assert ranked == ["conf", "xent", "entropy", "mentr", "top1-conf", "correctness", "blindmi"]
     assert audit(tmp_path / "d", *given, "--pruner", "none", "--attack", "samia,conf", tiny=[]) == 0
     silent = found(tmp_path / "d", "auc", attack="samia")[0]
     assert silent.value is None and "train" in silent.note

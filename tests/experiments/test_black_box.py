@@ -71,8 +71,30 @@ def test_a_file_is_audited_as_it_is(file, brought, tmp_path):
     assert audit(tmp_path / "run", "--model", folder / file, "--data", folder / "own.npz") == 0
     assert values(tmp_path / "run", "auc", attack="conf") == [pytest.approx(auc, abs=1e-3)]
     attacks = {row.attack for row in load_rows(tmp_path / "run")}
-    assert attacks == {None, "conf", "entropy", "mentr", "top1-conf", "correctness", "blindmi"}
+    assert attacks == {None, "conf", "xent", "entropy", "mentr", "top1-conf", "correctness", "blindmi"}
     assert file in (tmp_path / "run" / "report.html").read_text()
+
+
+@pytest.mark.parametrize(("form", "said"), [("Softmax", "returns probabilities"), ("LogSoftmax", "log-probabilities")])
+def test_outputs_that_are_no_logits_are_not_softmaxed_again_and_that_is_said(form, said, brought, tmp_path, capsys):
+    folder, auc = brought
+    net = nn.Sequential(torch.jit.load(folder / "script.pt"), getattr(nn, form)(1))
+    torch.jit.trace(net, torch.zeros(2, WIDTH)).save(tmp_path / "mine.pt")
+    flags = ["--model", tmp_path / "mine.pt", "--data", folder / "own.npz", "--attack", "conf"]
+    assert audit(tmp_path / "run", *flags) == 0
+    assert values(tmp_path / "run", "auc", attack="conf") == [pytest.approx(auc, abs=1e-3)]
+    (note,) = [row.note for row in load_rows(tmp_path / "run") if row.extra.get("check") == "outputs"]
+    assert said in note and note in " ".join(capsys.readouterr().out.split())
+    assert note in (tmp_path / "run" / "report.html").read_text()
+
+
+def test_the_run_file_that_a_run_leaves_repeats_it(brought, tmp_path):
+    folder, _ = brought
+    flags = ["--model", folder / "script.pt", "--data", folder / "own.npz", "--attack", "conf"]
+    assert audit(tmp_path / "run", *flags) == 0
+    assert main(["audit", str(tmp_path / "run" / "config.yaml"), "--out", str(tmp_path / "again")]) == 0
+    assert values(tmp_path / "run", "auc") == values(tmp_path / "again", "auc")
+    assert audit(tmp_path / "ppb", *flags, "--defense", "ppb") == 2
 
 
 def test_a_changed_file_is_asked_again_and_an_equal_one_is_not(brought, tmp_path, capsys):

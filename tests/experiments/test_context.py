@@ -48,6 +48,31 @@ def test_too_few_shadows_are_refused_before_any_work(flags, sentence, dry, idle,
 
 
 @pytest.mark.parametrize(
+    "command",
+    [
+        ["audit", "--pruner", "none"],
+        ["audit", "--pruner", "none", "--dry-run"],
+        ["audit", "--sparsity", "0"],
+        ["prune", "--sparsity", "0", "--out", "model.safetensors"],
+    ],
+)
+def test_a_defense_that_no_model_gets_is_refused(command, idle, tmp_path, capsys, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    assert main([*command, "--defense", "ppb"]) == 2
+    said = capsys.readouterr().err
+    assert (
+        said.startswith("secateur: defense: ppb acts on a fine-tuning, and no pruned model") and said.count("\n") == 1
+    )
+
+
+def test_a_defense_of_training_is_applied_where_nothing_is_pruned_but_not_to_given_weights(tmp_path):
+    check_audit(Audit(pruner="none", defense="dp-sgd-scratch,none"))
+    check_audit(Audit(sparsity="0,.5", defense="basic,ppb"))
+    with pytest.raises(secateur.WrongInput, match="which the given weights have behind them"):
+        check_audit(Audit(pruner="none", defense="dp-sgd-scratch", weights=str(tmp_path / "w.safetensors")))
+
+
+@pytest.mark.parametrize(
     ("package", "extra", "flags"),
     [
         ("opacus", "dp", ["--defense", "dp-sgd"]),
@@ -128,7 +153,7 @@ def test_a_model_without_a_recipe_is_audited_by_the_attacks_that_need_no_shadow(
 
 def test_a_dry_run_of_saved_predictions_speaks_of_them(tmp_path, capsys):
     file = tmp_path / "mine.csv"
-    asked = ["audit", "--predictions", str(file), "--attack", "conf,lira", "--shadows", "1", "--dry-run"]
+    asked = ["audit", "--predictions", str(file), "--attack", "conf,lira", "--dry-run"]
     assert main(asked) == 2  # what a run would refuse at once
     assert "is not a file" in capsys.readouterr().err
     file.write_text("p0,p1,label,membership\n0.9,0.1,0,1\n0.4,0.6,1,0\n")

@@ -83,20 +83,20 @@ def test_without_shadows_and_without_a_choice_all_that_rank_are_run(tmp_path, ca
     np.savez(tmp_path / "p.npz", **table(0))
     bare = ["audit", "--predictions", str(tmp_path / "p.npz"), "--out", str(tmp_path / "run")]
     assert main([*bare, "--dry-run"]) == 0
-    assert capsys.readouterr().out.endswith("with conf, entropy, mentr, top1-conf, correctness\n")
+    assert capsys.readouterr().out.endswith("with conf, xent, entropy, mentr, top1-conf, correctness\n")
     assert main(bare) == 0
     rows = load_rows(tmp_path / "run")
     assert all(row.value > 0.5 for row in rows if row.metric == "auc")
     undecided = {row.attack: row.note for row in rows if row.metric == "balanced_accuracy" and row.value is None}
-    assert undecided.keys() == {"conf", "entropy", "mentr", "top1-conf"} and "threshold" in undecided["conf"]
+    assert undecided.keys() == {"conf", "xent", "entropy", "mentr", "top1-conf"} and "threshold" in undecided["conf"]
     assert main([*bare, "--attack", "nn"]) == 0
     assert "nn: needs shadow models' predictions; add shadow_" in " ".join(capsys.readouterr().out.split())
     np.savez(tmp_path / "p.npz", **table(0), **{f"shadow_{name}": array for name, array in table(1).items()})
     assert main([*bare, "--dry-run"]) == 0
-    assert capsys.readouterr().out.endswith("with nn, conf, entropy, mentr, top1-conf, correctness\n")
+    assert capsys.readouterr().out.endswith("with nn, conf, xent, entropy, mentr, top1-conf, correctness\n")
 
 
-def shadowed(models=8, rows=240, trained=True):
+def shadowed(models=8, rows=240, trained=True, chance=None):
     """Answers of a victim and of shadow models to the same rows: every model is surer of the rows it was trained on.
 
     Rows differ in how hard they are by far more than in membership, so that only a comparison of models tells.
@@ -105,6 +105,8 @@ def shadowed(models=8, rows=240, trained=True):
     labels, hardness = rng.integers(0, 3, rows), rng.normal(scale=3.0, size=rows)
     inside = np.stack([rng.permutation(rows) < rows // 2 for _ in range(models + 1)])
     inside[1:] = np.argsort(rng.random((models, rows)), 0) < models // 2 if trained else False
+    if chance is not None:  # each row trains each model by chance
+        inside[1:] = rng.random((models, rows)) < chance
     surer = np.where(inside, 2.0, 0.0) + hardness + rng.normal(scale=0.3, size=inside.shape)
     logits = rng.normal(scale=0.1, size=(models + 1, rows, 3)) + np.eye(3)[labels] * surer[..., None]
     answers = np.exp(logits) / np.exp(logits).sum(-1, keepdims=True)
@@ -126,6 +128,53 @@ def test_many_shadow_models_on_the_same_rows_are_used(trained, tmp_path, few_epo
     assert ("offline" in (notes["lira"] or "")) is not trained
     assert (measured(tmp_path / "run", "balanced_accuracy")["lira"] is None) is not trained
     assert ("nn" in auc) is trained
+    (likeness,) = [row for row in load_rows(tmp_path / "run") if row.extra.get("check") == "shadows"]
+    said = "8 shadow models, each trained on" if trained else "8 shadow models, trained on none of the rows: test"
+    assert likeness.value == 1 and said in likeness.note
+
+
+@pytest.mark.parametrize("mode", ["online", "offline"])
+def test_shadows_of_random_membership_are_used_and_one_sided_examples_said(mode, tmp_path):
+    arrays = shadowed(chance=0.3)
+    trained = arrays["shadow_membership"].sum(0)
+    assert trained.min() == 0 and trained.max() > 5 and len(set(trained)) > 4  # not half of the models
+    arrays["shadow_membership"][:, 0] = True
+    np.savez(tmp_path / "p.npz", **arrays)
+    attacks = f"lira:mode={mode},rmia:mode={mode},conf"
+    assert audit(tmp_path / "p.npz", tmp_path / "run", "--attack", attacks) == 0
+    auc = {name.partition(":")[0]: value for name, value in measured(tmp_path / "run").items()}
+    assert auc["lira"] > 0.95 and auc["rmia"] > auc["conf"] + 0.1
+    note = next(row.note for row in load_rows(tmp_path / "run") if row.metric == "auc" and "lira" in row.attack)
+    no_in = f"of 240 examples {(trained[1:] == 0).sum()} have no in model and 1 have no out model: "
+    assert note.startswith(no_in if mode == "online" else "of 240 examples 1 have no out model: ")
+
+
+def test_shadows_that_do_not_resemble_the_model_are_said(tmp_path, capsys):
+    arrays = shadowed()
+    arrays["shadow_probabilities"] = np.full_like(arrays["shadow_probabilities"], 1 / 3)
+    np.savez(tmp_path / "p.npz", **arrays)
+    limits = ["--set", "limits.auc=1", "--attack", "lira"]
+    assert audit(tmp_path / "p.npz", tmp_path / "run", *limits) == 3
+    assert "the shadows do not resemble the victim (8 shadow models" in " ".join(capsys.readouterr().err.split())
+
+
+def test_settings_of_a_model_are_refused_and_the_run_file_repeats_the_run(tmp_path, capsys):
+    np.savez(tmp_path / "p.npz", **table(0))
+    assert audit(tmp_path / "p.npz", tmp_path / "run") == 0
+    assert main(["audit", str(tmp_path / "run" / "config.yaml"), "--out", str(tmp_path / "again")]) == 0
+    assert measured(tmp_path / "run") == measured(tmp_path / "again")
+    assert "<h1>Leakage of the saved predictions</h1>" in (tmp_path / "run" / "report.html").read_text()
+    for flags in (["--defense", "ppb"], ["--pruner", "snip"], ["--shadows", "9"]):
+        assert audit(tmp_path / "p.npz", tmp_path / "other", *flags) == 2
+        assert "saved predictions are audited as they are" in capsys.readouterr().err
+
+
+def test_shadows_that_all_trained_on_the_same_rows_are_refused_for_lira(tmp_path, capsys):
+    arrays = shadowed()
+    np.savez(tmp_path / "p.npz", **arrays | {"shadow_membership": np.tile(arrays["membership"], (8, 1))})
+    assert audit(tmp_path / "p.npz", tmp_path / "run", "--attack", "lira,conf") == 0
+    notes = {row.attack: row.note for row in load_rows(tmp_path / "run") if row.metric == "auc" and row.value is None}
+    assert notes.keys() == {"lira"} and "in one of the models and out of another" in notes["lira"]
 
 
 def columns_of(arrays):
@@ -231,7 +280,7 @@ def test_every_attack_reads_the_file_once(tmp_path, monkeypatch):
         assert audit(tmp_path / "p.npz", tmp_path / attack, "--attack", attack) == 0
         beside = 200 + 200 + 200  # the accuracy, correctness, and RMIA's population, here all rows
         assert len(asked) == 5 and max(asked.values()) <= 200 + beside
-        assert sorted(asked.values())[:4] <= [200 + 1] * 4  # and one row, to count the classes
+        assert max(sorted(asked.values())[:4]) <= 200 + 200 + 1  # the attack, the accuracy, and one row: the classes
 
 
 @pytest.mark.parametrize("cut", [10, 200, 2000])

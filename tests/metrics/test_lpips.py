@@ -16,12 +16,9 @@ from secateur.metrics.lpips import ABSENT, FILE, LAYERS, SHAPES, convert, load_w
 
 
 @pytest.fixture(scope="session")
-def weights(data_folder):
+def weights(lpips_weights):
     """The published ones."""
-    found = load_weights(data_folder)
-    if found is None:
-        pytest.skip(f"left out: {FILE} is not in the folder of real data")
-    return found
+    return lpips_weights
 
 
 @pytest.fixture

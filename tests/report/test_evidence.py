@@ -13,6 +13,8 @@ from secateur.cli import main
 from secateur.config import PolicyFile
 from secateur.errors import WrongInput
 from secateur.report.evidence import BROWSERS, EvidencePack, build_pack, write_pack
+from secateur.runs.folder import open_run
+from secateur.runs.rows import Row
 
 SCHEMA = Path(__file__).parents[2] / "docs" / "evidence.schema.json"
 POLICY = PolicyFile.model_validate({"set_by": "Privacy office", "limits": {"auc": 0.6, "attacker": "no-shadows"}})
@@ -44,6 +46,49 @@ def test_the_pack_says_what_was_not_tested_and_why(run):
     text = "\n".join(build_pack(run).not_tested)
     for wanted in ("lira", "shadow models", "one seed", "differ by themselves", "property inference"):
         assert wanted in text
+    assert all(": " in sentence for sentence in build_pack(run).not_tested)  # each with its reason
+    assert "blindmi, label-only, samia: ask the model new questions" in text
+
+
+def test_the_command_is_the_one_that_was_typed(run):
+    command = build_pack(run).provenance["command"]
+    assert command == f"secateur audit --predictions {run.parent / 'p.npz'} --out {run}"
+
+
+def write_run(folder, rows, settings):
+    """Write the folder of a finished run with these rows."""
+    with open_run(folder, "audit", settings, seeds=[0]) as opened:
+        opened.add(rows)
+    return folder
+
+
+def leak(attack="lira", **labels):
+    common = {"model": "m", "dataset": "d", "pruner": "none", "sparsity": 0.0, "defense": "none", "seed": 0}
+    common |= {"attack": attack, "metric": "auc", "value": 0.7, "low": 0.6, "high": 0.8}
+    return Row(**(common | labels))
+
+
+@pytest.mark.parametrize(
+    ("settings", "attack", "models"),
+    [
+        ({"shadows": 5, "in_out": 0}, "lira", 5),
+        ({"shadows": 0, "in_out": 8}, "samia", 8),
+        ({"shadows": 5, "in_out": 8}, "lira", 8),
+        ({"shadows": 5, "in_out": 8}, "samia", 5),
+        ({"shadows": 5, "predictions": "p.npz"}, "lira", 3),
+    ],
+)
+def test_an_attackers_models_are_counted(settings, attack, models, tmp_path):
+    note = "the shadows resemble the victim (3 shadow models, each trained on 9 rows: ...)"
+    likeness = leak(None, metric="valid", value=1.0, note=note, extra={"check": "shadows"})
+    pack = build_pack(write_run(tmp_path / "run", [leak(attack), likeness], settings))
+    assert [a.models for a in pack.adversaries] == [models]
+
+
+def test_before_compression_is_shown_only_where_something_was_compressed(tmp_path):
+    assert build_pack(write_run(tmp_path / "a", [leak()], {})).before == []
+    pack = build_pack(write_run(tmp_path / "b", [leak(), leak(pruner="snip", sparsity=0.5, value=0.75)], {}))
+    assert [(x.value, y.value) for x, y in zip(pack.before, pack.worst, strict=True)] == [(0.7, 0.75)]
 
 
 def test_without_a_policy_nothing_is_decided(run):

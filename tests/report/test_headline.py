@@ -37,6 +37,25 @@ def test_an_original_that_is_audited_alone_has_no_before():
     assert headline.badge.text == "LEAKS STRONGLY" and "before pruning" not in headline.sentences[0]
 
 
+def test_checks_of_several_models_and_seeds_are_one_line_and_failures_are_named():
+    def likeness(seed, holds, note):
+        labels = labels_of("snip", 0.5, "ppb", seed=seed) | {"attack": None, "extra": {"check": "shadows"}}
+        return Row(**labels, metric="valid", value=float(holds), note=note)
+
+    rows = [*LEAK, *(likeness(seed, True, f"the shadows resemble the victim ({seed})") for seed in range(3))]
+    first = "the shadows resemble the victim (0) [snip 0.5, ppb, seed 0; the check holds for 2 more]"
+    assert build_headline(rows).checks == [(True, first)]
+    rows += [likeness(3, False, "the shadows do not resemble the victim")]
+    named = "snip 0.5, ppb, seed 3: the shadows do not resemble the victim"
+    assert build_headline(rows).checks == [(True, first), (False, named)]
+    assert build_headline([*LEAK, likeness(0, False, "no")]).checks == [(False, "no")]
+
+
+def test_what_was_done_elsewhere_is_called_compression():
+    elsewhere = [replace(row, pruner="given", sparsity=0.0, defense="given") for row in LEAK]
+    assert build_headline([*BEFORE, *elsewhere]).sentences[0].endswith("; before compression 180.")
+
+
 def test_each_number_is_that_of_the_strongest_attack_for_its_measure():
     rows = [*LEAK, measured("auc", 0.75, attack="conf"), measured("tpr_at_fpr_0.01", 0.02, attack="conf")]
     assert [(name, attack) for name, _, attack in build_headline(rows).numbers] == [
@@ -113,7 +132,8 @@ def test_the_limits_have_one_line_a_model():
     )
     assert [line.partition(":")[0] for line in headline.limits] == ["snip 0.5, ppb", "snip 0.9, ppb"]
     kept = build_headline(LEAK, check(LEAK, Policy({"auc": 0.8})))
-    assert kept.limits == [] and kept.badge.text == "WITHIN THE LIMITS, against these attackers"
+    assert kept.limits == ["snip 0.5, ppb: within the limits: AUC 0.720 [0.700, 0.740] under lira, limit 0.8"]
+    assert kept.badge.text == "WITHIN THE LIMITS, against these attackers"
 
 
 def test_a_limit_on_the_worst_group_names_the_group():

@@ -167,6 +167,7 @@ def test_a_federation_has_a_verdict_on_pictures_members_and_epsilon(auc, low, co
     assert f"Members: yeom reaches an AUC of {auc:.3f} [{low:.3f}, 0.800]; guessing has .5." in verdict.sentences
     assert "Its promise: epsilon 3 of the worst client." in verdict.sentences
     assert "None of 20 pictures" in verdict.text and judge_updates(rows) == []
+    assert verdict.sentences[0].startswith("Members: " if colour == "bad" else "None of 20 pictures")  # the leak first
     (silent,) = judge_federations([row for row in rows if row.attack is None and row.metric != "epsilon"])
     assert (silent.badge.text, silent.badge.colour) == ("Not attacked", "doubtful")
 

@@ -119,7 +119,8 @@ def test_on_a_phone_every_cell_has_its_heading_and_the_lines_sort(page):
 
 
 def test_a_window_that_is_too_narrow_for_a_table_says_so_and_keeps_the_names(page):
-    assert "Cost by model" in cut_off(page, 700)
+    # whole words in the headings need 881 and 959 pixels; with words broken anywhere one of the tables would fit
+    assert {"Accuracy and gaps by model", "Cost by model"} <= set(cut_off(page, 700))
     assert page.locator(".hint:visible").count() >= 1
     box = page.locator(".spread:has(#costs)")
     box.evaluate("box => { box.scrollLeft = box.scrollWidth; }")

@@ -6,6 +6,7 @@ The schema of a command is imported when it is needed, so that `secateur --help`
 from __future__ import annotations
 
 import re
+import shlex
 from collections.abc import Callable, Sequence
 from functools import cached_property
 from inspect import Parameter, signature
@@ -74,8 +75,16 @@ class RunCommand(Command):
         """Return the parameters of the settings and those of the function."""
         return [*self.inputs, *super().get_params(ctx)]
 
+    def parse_args(self, ctx: Any, args: list[str]) -> Any:
+        """Parse the arguments, and remember them as they were typed."""
+        ctx.meta["typed"] = [self.name, *args]
+        return super().parse_args(ctx, args)
+
     def invoke(self, ctx: Any) -> Any:
-        """Run the command with its settings."""
+        """Run the command with its settings; the run's folder keeps the command line."""
+        from secateur.runs.folder import COMMAND
+
+        COMMAND.set(shlex.join(["secateur", *ctx.meta["typed"]]))
         values = {parameter.name: ctx.params.pop(parameter.name) for parameter in self.inputs}
         trusted = values.pop("trust", False)
         code = read_code(ctx, self.schema, values)

@@ -101,6 +101,11 @@ class Audit(ModelRun):
         """True if shadow models can be trained. A file of weights without a recipe does not define their training."""
         return self.weights is None or "train" in self.model_fields_set
 
+    def list_changed(self, *names: str) -> list[str]:
+        """Return those of the fields whose values are not the defaults; a run's config.yaml writes defaults out."""
+        plain = Audit.model_validate({})
+        return [name for name in names if getattr(self, name) != getattr(plain, name)]
+
     def with_default_attacks(self, *attacks: str) -> Audit:
         """Return the configuration with these attacks, unless the user chose attacks.
 

@@ -151,8 +151,9 @@ def check(rows: Sequence[Row], policy: Policy) -> list[Check]:
     for (subject, measure), items in by_subject.items():
         decided = _decide(subject, measure, items, policy, surpassed)
         unaided = policy.attacker == "shadows" and _lack_shadows(items)
-        nearest = failures([row for row in rows if _subject(row) == subject])  # before those of other models
-        doubts = nearest + invalid + ([NO_SHADOWS] if unaided and measure not in UTILITY else [])
+        nearest = failures([row for row in rows if subject_of(row) == subject])  # before those of other models
+        doubts = nearest + [f"of another model: {sentence}" for sentence in invalid if sentence not in nearest]
+        doubts += [NO_SHADOWS] if unaided and measure not in UTILITY else []
         doubts += _list_weaknesses(rows, subject) if measure in PICTURES else []
         if decided.outcome is Outcome.ABOVE:
             doubts = shifted if measure not in UTILITY else []  # a shift looks like a leak; other faults only hide one
@@ -178,10 +179,10 @@ def check_claims(rows: Sequence[Row], brought: PrivacyClaim | None = None) -> li
         rows: of a run, with the claims that it states.
         brought: a claim about the models as they were brought: given, or not pruned.
     """
-    deltas = {_subject(row): row.value or 0.0 for row in rows if row.metric == "claimed_delta"}
+    deltas = {subject_of(row): row.value or 0.0 for row in rows if row.metric == "claimed_delta"}
     claims: dict[str, PrivacyClaim] = {}
     for row in rows:
-        subject = _subject(row)
+        subject = subject_of(row)
         if row.metric == CLAIM and row.value is not None:
             unit: Unit = "client" if row.note == "for one client" else "example"
             claims[subject] = PrivacyClaim(epsilon=row.value, delta=deltas.get(subject, 0.0), unit=unit)
@@ -198,7 +199,7 @@ def _bounds(rows: Sequence[Row], subject: str, delta: float) -> dict[str, float]
     """
     counts: dict[tuple[str, int, str], dict[str, int]] = {}
     for row in rows:
-        if row.metric in (*COUNTS, *CANARY_COUNTS) and row.value is not None and _subject(row) == subject:
+        if row.metric in (*COUNTS, *CANARY_COUNTS) and row.value is not None and subject_of(row) == subject:
             key = row.attack or CANARIES, row.seed, str(row.extra)
             counts.setdefault(key, {})[row.metric] = int(row.value)
     bounds: dict[str, float] = {}
@@ -262,9 +263,9 @@ def collect(rows: Sequence[Row], measures: Iterable[str]) -> list[Evidence]:
         if row.pruner == "none" and "round" not in row.extra and not only_originals:
             continue
         if row.metric in ("members", "nonmembers") and row.attack is None and row.seed == rows[0].seed:
-            asked[_subject(row)] = asked.get(_subject(row), 0) + int(row.value or 0)
+            asked[subject_of(row)] = asked.get(subject_of(row), 0) + int(row.value or 0)
         if row.metric in wanted and _sums_up(row) and (row.attack is not None or row.metric in UTILITY):
-            groups.setdefault((_subject(row), row.metric, row.attack, _attacker(row)), _Group()).add(row)
+            groups.setdefault((subject_of(row), row.metric, row.attack, attacker_of(row)), _Group()).add(row)
     return [_evidence(*key[:3], group, asked.get(key[0])) for key, group in groups.items()]
 
 
@@ -389,7 +390,7 @@ def _list_weaknesses(rows: Sequence[Row], subject: str) -> list[str]:
     """Return what the attacks on the pictures of one defense lack, as one sentence."""
     attacks: dict[str, list[Row]] = {}
     for row in rows:
-        if row.attack is not None and _subject(row) == subject:
+        if row.attack is not None and subject_of(row) == subject:
             attacks.setdefault(row.attack, []).append(row)
     scored = {name: same for name, same in attacks.items() if any(row.metric in PICTURES for row in same)}
     defense = next((str(row.defense) for same in scored.values() for row in same), "none")
@@ -397,7 +398,7 @@ def _list_weaknesses(rows: Sequence[Row], subject: str) -> list[str]:
     return [f"missing: {'; '.join(missing)}"] if missing else []
 
 
-def _attacker(row: Row) -> tuple[Any, ...]:
+def attacker_of(row: Row) -> tuple[Any, ...]:
     """Return the attacker's knowledge of the compression: a weak attacker must not average a strong one away.
 
     The recipe that an attacker selects for itself differs by seed, and tells no attackers apart.
@@ -407,7 +408,8 @@ def _attacker(row: Row) -> tuple[Any, ...]:
     return row.adaptive, protocol, *guess
 
 
-def _subject(row: Row) -> str:
+def subject_of(row: Row) -> str:
+    """Return the name of the model or defense that a row is about."""
     if row.pruner is None:
         return f"defense {row.defense}"
     if row.pruner == "given":

@@ -5,6 +5,8 @@ Each check is a row of the run with the metric `valid`: 1 where it holds, 0 wher
 
 from __future__ import annotations
 
+import math
+import re
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
@@ -102,6 +104,15 @@ def labels(members: Batch, classes: int) -> Validity:
     return Validity("labels", False, f"no member has the label {listed}; labels must count the classes from 0")
 
 
+def outputs(kind: str) -> list[Validity]:
+    """Return a sentence on the kind of a model's outputs; none on logits, which everyone expects."""
+    sentences = {
+        "probabilities": "the model returns probabilities, so no second softmax was applied",
+        "log-probabilities": "the model returns log-probabilities, whose softmax gives the probabilities",
+    }
+    return [Validity("outputs", True, sentences[kind])] if kind in sentences else []
+
+
 def member_accuracy(accuracy: float, classes: int) -> Validity:
     """Check that a model that was brought along knows its members, which a wrong scaling of inputs prevents."""
     chance = 1 / classes
@@ -116,18 +127,25 @@ def resemblance(victim: Accuracy, shadows: Sequence[Accuracy], rows: Sequence[in
 
     Args:
         victim: accuracy of the audited model.
-        shadows: accuracies of the attacker's models.
-        rows: number of rows that each of these was trained on.
+        shadows: accuracies of the attacker's models; on rows that they were trained on NaN if there are none.
+        rows: number of rows that each of these was trained on; 0 if none of the rows is known.
     """
-    train, test = (sum(side) / len(shadows) for side in zip(*shadows, strict=True))
+    measured = [[value for value in side if not math.isnan(value)] for side in zip(*shadows, strict=True)]
+    named = zip(("train", "test"), measured, victim, strict=True)
+    sides = [(name, sum(values) / len(values), accuracy) for name, values, accuracy in named if values]
     numbers = f"{min(rows)} to {max(rows)}" if len(set(rows)) > 1 else f"{rows[0]}"
-    shown = (
-        f"{len(shadows)} shadow models, each trained on {numbers} rows: train {100 * train:.1f} %, test "
-        f"{100 * test:.1f} %; the victim: train {100 * victim.train:.1f} %, test {100 * victim.test:.1f} %"
-    )
-    if max(abs(train - victim.train), abs(test - victim.test)) <= APART:
+    shadowed, known = (", ".join(f"{side[0]} {100 * side[i]:.1f} %" for side in sides) for i in (1, 2))
+    trained = f"each trained on {numbers} rows" if max(rows) else "trained on none of the rows"
+    shown = f"{len(shadows)} shadow models, {trained}: {shadowed}; the victim: {known}"
+    if max(abs(mean - accuracy) for _, mean, accuracy in sides) <= APART:
         return Validity("shadows", True, f"the shadows resemble the victim ({shown})")
     return Validity("shadows", False, f"the shadows do not resemble the victim ({shown})")
+
+
+def count_shadows(rows: Sequence[Row]) -> int:
+    """Return the largest number of shadow models that the sentences of `resemblance` name; 0 if there are none."""
+    notes = [row.note or "" for row in rows if row.metric == METRIC and row.extra.get("check") == "shadows"]
+    return max((int(match[1]) for note in notes if (match := re.search(r"(\d+) shadow models", note))), default=0)
 
 
 def validity_rows(labels: dict[str, Any], checks: Sequence[Validity]) -> list[Row]:

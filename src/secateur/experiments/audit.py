@@ -29,6 +29,7 @@ from secateur.evaluation.validity import (
     Accuracy,
     Validity,
     member_accuracy,
+    outputs,
     resemblance,
     validity_rows,
 )
@@ -54,11 +55,13 @@ from secateur.experiments.pipeline import (
     mask_of,
     model_rows,
     module_of,
+    state_of,
 )
 from secateur.experiments.predictions import describe_plan
 from secateur.experiments.prune import save, save_program, scale_inputs
 from secateur.experiments.threat_models import Compression, Matchup, grid, guess, list_matchups
 from secateur.gpu.determinism import deterministic
+from secateur.inference import bind_state
 from secateur.interfaces import (
     Batch,
     BlackBox,
@@ -74,6 +77,7 @@ from secateur.metrics.epsilon import LEVEL
 from secateur.metrics.estimates import paired_drop
 from secateur.metrics.membership import auc_change
 from secateur.models.create import check_untrained, create, load_weights
+from secateur.models.outputs import recognise_outputs
 from secateur.models.wrap import check_repeatable, wrap
 from secateur.runs.artifacts import Result
 from secateur.runs.folder import open_run
@@ -263,6 +267,9 @@ class AuditEvaluation:
             context.run.add(sparsity_rows(labels, module_of(context, victim, model), self._structure))
         if victim.pruner is not None:
             self._measure_drop(victim, labels)
+        else:
+            answers = bind_state(context.net, state_of(model), context.device)(exposure.members.inputs[:ROWS])
+            context.run.add(validity_rows(labels, outputs(recognise_outputs(answers))))
         for proved in self._guarantees(victim):
             note = str(proved) if proved.whole else f"{proved}; {UNTESTED}"
             context.run.add([Row(**labels, metric="epsilon", value=proved.epsilon, note=note)])

@@ -20,7 +20,7 @@ from secateur.evaluation.limits import claim_rows
 from secateur.evaluation.membership import cache_answers
 from secateur.evaluation.records import write_records
 from secateur.evaluation.setup import check_groups, choose_scaling
-from secateur.evaluation.validity import Validity, member_accuracy, validity_rows
+from secateur.evaluation.validity import Validity, member_accuracy, outputs, validity_rows
 from secateur.experiments.context import shortage
 from secateur.experiments.exposure import RANKING, MembershipExposure, fit_attack
 from secateur.interfaces import Batch, BlackBox, Candidates, Shadow
@@ -118,9 +118,9 @@ def open_trained(config: Audit) -> tuple[Dataset, BlackBox, Validity]:
 
 def check_black_box(config: Audit) -> Audit:
     """Return the configuration with attacks that need no shadow models; refuse settings that need training."""
-    for name in ("train", "finetune", "shadows", "in_out", "population"):
-        if name in config.model_fields_set:
-            raise WrongInput(name, f"needs training, and this model can only be asked; leave {name} out")
+    recipes = [name for name in ("train", "finetune") if name in config.model_fields_set]
+    for name in [*recipes, *config.list_changed("shadows", "in_out", "population", "defense")]:
+        raise WrongInput(name, f"needs training, and this model can only be asked; leave {name} out")
     if "pruner" in config.model_fields_set and config.pruner:
         raise WrongInput("pruner", "needs training, and this model can only be asked; use none")
     if is_brought(config.model) and config.weights is not None:
@@ -255,6 +255,8 @@ class BoxAudit:
             answers = box.predict(self.members.inputs)
             classes, hits = answers.shape[1], answers.argmax(1) == self.members.labels
             exposure.check_validity(labels, classes, self.data_key)
+            kinds = box.kinds if isinstance(box, Wrapped) else []
+            self.run.add(validity_rows(labels, [check for kind in kinds for check in outputs(kind)]))
             if trained:
                 accuracy = float(hits.double().mean())
                 self.run.add(validity_rows(labels, [member_accuracy(accuracy, classes)]))

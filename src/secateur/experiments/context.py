@@ -21,6 +21,7 @@ from secateur.config import Audit, Common, ModelRun
 from secateur.data.dataset import Dataset, fingerprint
 from secateur.data.partition import Split, split_trained, victim_shadow
 from secateur.errors import WrongInput, require
+from secateur.experiments.threat_models import Compression, grid
 from secateur.gpu.determinism import device_key
 from secateur.interfaces import Batch, ChecksModel, CountsModels, TrainsWithPenalty
 from secateur.models.create import create, is_users_own, shrink
@@ -149,6 +150,8 @@ def check_audit(config: Audit) -> None:
         raise WrongInput("claim", "is about a model that you bring; set weights or predictions, or leave it out")
     check_installed(config.defense, config.execution)
     check_function(config, config.pruner, config.defense)
+    unpruned = [Compression(defense=defense).original for defense in config.defense if config.weights is None]
+    check_defenses(config, config.defense, grid(config) or unpruned)
     if config.population is not None and not config.trains_shadows:
         raise WrongInput("population", "is for the attacker's models; set a `train:` recipe or function for them")
     if not config.trains_shadows:
@@ -159,6 +162,20 @@ def check_audit(config: Audit) -> None:
         check_models(attack, config.shadows, config.in_out)
         if config.protocol == "select":
             check_models(attack, config.shadows - 1, left="the adversary keeps one shadow to try its recipes on: ")
+
+
+def check_defenses(config: Common, defenses: Iterable[Defense], models: Iterable[Compression]) -> None:
+    """Refuse a defense that none of the models gets: all but those of training act on the fine-tuning after pruning.
+
+    `basic` and `none` are recipes that an original's own training may follow.
+    """
+    applied = {model.defense for model in models}
+    for defense in defenses:
+        if defense not in applied and str(defense) not in ("basic", "none"):
+            problem = f"{defense} acts on a fine-tuning, and no pruned model is fine-tuned here"
+            if config.weights is not None and defense.find_part("training") is not None:
+                problem = f"{defense} acts on the training, which the given weights have behind them"
+            raise WrongInput("defense", f"{problem}; add a pruner with a sparsity above 0, or leave {defense} out")
 
 
 def check_pruners(compressors: Iterable[Compressor], config: Common, data: Dataset) -> None:

@@ -24,7 +24,7 @@ from secateur.runs.folder import MemoryRun, Run
 from secateur.runs.rows import Row
 from secateur.seeding import derive
 
-RANKING = ("conf", "entropy", "mentr", "top1-conf", "correctness")  # attacks that need no shadow models
+RANKING = ("conf", "xent", "entropy", "mentr", "top1-conf", "correctness")  # attacks that need no shadow models
 
 
 @dataclass(eq=False)

@@ -279,7 +279,7 @@ def build_predictor(context: SeedContext, compression: Compression, model: Resul
     """Return a model as a function from inputs to (N, K) probabilities."""
     compressor = compression.pruner
     if compressor is not None and compressor.find_part(Converter) is not None:
-        box = wrap(module_of(context, compression, model), outputs="logits")
+        box = wrap(module_of(context, compression, model))
         return lambda inputs: box.predict(inputs).to(inputs.device)
     net = context.net
     if compressor is not None and compressor.find_part(Reshaper) is not None:

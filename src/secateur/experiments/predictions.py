@@ -16,8 +16,8 @@ from secateur.data.prediction_files import PredictionFile, read_predictions
 from secateur.errors import WrongInput
 from secateur.evaluation.limits import claim_rows
 from secateur.evaluation.records import write_records
+from secateur.evaluation.validity import Accuracy, Validity, member_accuracy, resemblance, validity_rows
 from secateur.evaluation.validity import labels as check_labels
-from secateur.evaluation.validity import member_accuracy, validity_rows
 from secateur.experiments.context import file_key, shortage
 from secateur.experiments.exposure import RANKING, MembershipExposure, fit_attack
 from secateur.inference import ask_labels
@@ -31,6 +31,7 @@ from secateur.seeding import derive
 
 STRONGER = ("lira", "rmia", "nn")  # attacks that need them; samia asks new questions
 LARGE = 200_000  # rows of a file above which the network of nn, which takes an hour, runs only if it is asked for
+COMPARED = 20_000  # rows on which shadow models are compared with the victim
 AT_ONCE = 1 << 12  # rows of the file that are in memory at a time; temporaries of more rows leave the cache
 NO_SHADOWS = "needs shadow models' predictions; add shadow_probabilities and shadow_membership to the file"
 NO_MEMBERS = "needs shadow models that were trained on some of the rows; none of these was"
@@ -41,6 +42,7 @@ def run_predictions(config: Audit, file: Path, out: Path) -> list[Row]:
     """Attack the saved predictions of a file, into the folder `out`."""
     from secateur.report.page import write_page
 
+    check_predictions(config)
     attacker, seed = PredictionsAttacker(read_predictions(file, config.group)), config.seeds[0]
     config, victim = attacker.choose_attacks(config), attacker.victim
     labels: dict[str, Any] = {"model": file.stem, "dataset": "saved predictions", "pruner": "given", "sparsity": 0.0}
@@ -70,8 +72,15 @@ def run_predictions(config: Audit, file: Path, out: Path) -> list[Row]:
     return rows
 
 
+def check_predictions(config: Audit) -> None:
+    """Refuse settings of models: saved predictions are audited as they are."""
+    for name in config.list_changed("weights", "before", "pruner", "defense", "shadows", "in_out", "population"):
+        raise WrongInput(name, f"needs a model, and saved predictions are audited as they are; leave {name} out")
+
+
 def describe_plan(config: Audit, file: Path) -> list[str]:
     """Describe the audit of the file in lines; the file is read for that."""
+    check_predictions(config)
     names = ", ".join(map(str, PredictionsAttacker(read_predictions(file, config.group)).choose_attacks(config).attack))
     return [f"attack the saved predictions {file} with {names}"]
 
@@ -156,8 +165,31 @@ def _model_rows(attacker: PredictionsAttacker, labels: dict[str, Any]) -> list[R
     counts = {"members": victim.membership, "nonmembers": ~victim.membership}
     rows += [Row(**labels, metric=name, value=float(side.sum())) for name, side in counts.items()]
     members, _ = attacker.sides
-    accuracy = float(hits[victim.membership].double().mean())
-    return rows + validity_rows(labels, [member_accuracy(accuracy, classes), check_labels(members, classes)])
+    accuracy = Accuracy(*(float(hits[side].double().mean()) for side in (victim.membership, ~victim.membership)))
+    checks = [member_accuracy(accuracy.train, classes), check_labels(members, classes)]
+    return rows + validity_rows(labels, [*checks, *_compare_shadows(attacker, accuracy)])
+
+
+def _compare_shadows(attacker: PredictionsAttacker, victim: Accuracy) -> list[Validity]:
+    """Check that the shadow models of the file resemble the victim, on a sample of their rows."""
+    models, rng = attacker.models, derive(0, "resemblance")
+    if isinstance(models, InOut):
+        drawn = torch.randperm(models.pool.size, generator=rng)[:COMPARED]
+        pool, inside = models.pool.take(drawn), models.membership[:, drawn]
+        hits = [_mark_right(box, pool) for box in models.boxes]
+        sides = [(hit[side], hit[~side]) for hit, side in zip(hits, inside, strict=True)]
+        rows = models.membership.sum(1).tolist()
+    else:
+        both = [(shadow.box, shadow.members, shadow.nonmembers) for shadow in models]
+        sides = [(_mark_right(box, inside), _mark_right(box, outside)) for box, inside, outside in both]
+        rows = [shadow.members.size for shadow in models]
+    shadows = [Accuracy(*(float(side.double().mean()) for side in pair)) for pair in sides]
+    return [resemblance(victim, shadows, rows)] if shadows else []
+
+
+def _mark_right(box: BlackBox, batch: Batch) -> Tensor:
+    """Return (N,) bool: True where a model's label is right."""
+    return ask_labels(box, batch) == batch.labels
 
 
 def _marks(rows: int, name: str) -> Tensor:

@@ -19,7 +19,14 @@ from secateur.data.scaling import Scaling, rescale, scaling_of
 from secateur.errors import WrongInput
 from secateur.evaluation.setup import choose_scaling, prepare, with_scaling
 from secateur.evaluation.validity import Validity
-from secateur.experiments.context import SeedContext, check_function, check_installed, check_pruners, split_rows
+from secateur.experiments.context import (
+    SeedContext,
+    check_defenses,
+    check_function,
+    check_installed,
+    check_pruners,
+    split_rows,
+)
 from secateur.experiments.pipeline import VICTIM, ModelJob, make, mask_of, model_rows, module_of, prune
 from secateur.experiments.threat_models import compress_by
 from secateur.gpu.determinism import deterministic
@@ -45,6 +52,8 @@ def run_prune(config: Prune, out: Path) -> list[Row]:
         raise WrongInput("out", f"{out} is not allowed; {config.pruner} is written to a file that ends in {suffix}")
     check_installed([config.defense], config.execution)
     check_function(config, [config.pruner], [config.defense])
+    compression = compress_by(config.pruner, config.sparsity, config.defense)
+    check_defenses(config, [config.defense], [compression])
     data, device = prepare(config)
     data, _ = scale_inputs(config, data)
     config = with_scaling(config, data)
@@ -58,7 +67,6 @@ def run_prune(config: Prune, out: Path) -> list[Row]:
         job = ModelJob(context, VICTIM, part)
         if config.remove:
             check_removable(job, config)
-        compression = compress_by(config.pruner, config.sparsity, config.defense)
         (model,) = make([job], compression)
         labels: dict[str, Any] = {"model": config.model, "dataset": data.name, "pruner": str(config.pruner)}
         sparsity = config.sparsity if config.pruner.uses_sparsity else 0.0

@@ -60,15 +60,19 @@ def as_table(answers: Tensor, rows: int) -> Tensor:
 
 
 def recognise_outputs(answers: Tensor) -> str:
-    """Return `probabilities` if all answers can be ones, else `logits`.
+    """Return `probabilities` or `log-probabilities` if all answers can be ones, else `logits`.
 
     Rows of probabilities are not negative and sum to one. A single column of probabilities is from 0 to 1.
 
     Example:
         >>> recognise_outputs(torch.tensor([[0.25, 0.75]])), recognise_outputs(torch.tensor([[-1.0, 3.0]]))
         ('probabilities', 'logits')
+        >>> recognise_outputs(torch.tensor([[0.25, 0.75]]).log())
+        'log-probabilities'
     """
-    return "probabilities" if _can_be_probabilities(answers) else "logits"
+    if _can_be_probabilities(answers):
+        return "probabilities"
+    return "log-probabilities" if answers.shape[1] > 1 and _can_be_probabilities(answers.exp()) else "logits"
 
 
 def _can_be_probabilities(answers: Tensor) -> bool:

@@ -45,6 +45,7 @@ class Wrapped(BlackBox):
     """A model that was brought, as a black box."""
 
     net: nn.Module | None = field(default=None, repr=False)  # without masks: a copy, or the user's own module
+    kinds: list[str] = field(default_factory=list, repr=False, compare=False)  # of the outputs, after a first answer
 
 
 def wrap(
@@ -79,18 +80,21 @@ def wrap(
         model = _load(model, cache)
     if weights is not None and not isinstance(model, nn.Module):
         raise WrongInput("weights", "are for an nn.Module; leave them out")
+    kinds: list[str] = []
     if isinstance(model, torch.export.ExportedProgram):
-        return Wrapped(_reading(_plain(model.module(), copied=True, rows=count_fixed_rows(model)), outputs, classes))
+        asked = _plain(model.module(), copied=True, rows=count_fixed_rows(model))
+        return Wrapped(_reading(asked, outputs, classes, kinds), kinds=kinds)
     if isinstance(model, nn.Module):
         net = fold_masks(model) if weights is None else load_weights(copy_module(fold_masks(model)), weights)
-        return Wrapped(_reading(_module(net), outputs, classes), net=net)
+        return Wrapped(_reading(_module(net), outputs, classes, kinds), net=net, kinds=kinds)
     if hasattr(model, "predict") and hasattr(model, "classes_"):
         return _estimator(model, classes)
     if callable(model):
         asked = model if isinstance(model, Endpoint | OnnxModel) else partial(call, model)
-        return Wrapped(_reading(_parts(asked), outputs, classes), metered=isinstance(model, Endpoint))
-    kinds = "an nn.Module, a torch.export program, a scikit-learn classifier, a function or a BlackBox"
-    raise WrongInput("model", f"{type(model).__name__} cannot be asked; use {kinds}")
+        metered = isinstance(model, Endpoint)
+        return Wrapped(_reading(_parts(asked), outputs, classes, kinds), metered=metered, kinds=kinds)
+    listed = "an nn.Module, a torch.export program, a scikit-learn classifier, a function or a BlackBox"
+    raise WrongInput("model", f"{type(model).__name__} cannot be asked; use {listed}")
 
 
 def _load(source: str | Path, cache: str | Path | None) -> Any:
@@ -235,14 +239,13 @@ def _estimator(model: Any, classes: int | None) -> BlackBox:
 
     outputs: Outputs = "logits" if method == "decision_function" else "probabilities"
     only_labels = method == "predict"
-    predict = _reading(_parts(answer), outputs, classes)
+    predict = _reading(_parts(answer), outputs, classes, [])
     return Wrapped(predict, labels_only=only_labels)
 
 
 # Answers as probabilities ------------------------------------------------------------------------------------------
-def _reading(answer: Answer, outputs: Outputs, classes: int | None) -> Callable[[Inputs], Tensor]:
-    """Return the model as a function to (N, K) probabilities; the kind of its outputs is recognised once."""
-    kinds: list[str] = []
+def _reading(answer: Answer, outputs: Outputs, classes: int | None, kinds: list[str]) -> Callable[[Inputs], Tensor]:
+    """Return the model as a function to (N, K) probabilities; `kinds` gets the kind of its outputs."""
 
     def predict(inputs: Inputs) -> Tensor:
         rows = first_tensor(inputs)

@@ -46,7 +46,7 @@ class StyledCurve:
 
 def list_facts(rows: Sequence[Row]) -> dict[str, str]:
     """Return the facts of the audit, in the order of the work."""
-    pruned = [row for row in rows if row.pruner not in (None, "none")]
+    pruned = [row for row in rows if row.pruner not in (None, "none", "given")]
     attacked = [row for row in rows if row.attack is not None]
     facts = {
         "Network": join_distinct(row.model for row in rows),
@@ -56,11 +56,26 @@ def list_facts(rows: Sequence[Row]) -> dict[str, str]:
         "Defenses": join_distinct(row.defense for row in pruned),
         "Attacks": join_distinct(row.attack for row in attacked),
         "Attacker": join_distinct(
-            "knows the defense" if row.adaptive else "does not know the defense" for row in attacked
+            "knows the defense" if row.adaptive else "does not know the defense"
+            for row in attacked
+            if row.defense not in (None, "none", "given")
         ),
         "Seeds": join_distinct(sorted({row.seed for row in rows})),
     }
     return {name: text for name, text in facts.items() if text}
+
+
+def name_audited(rows: Sequence[Row]) -> str:
+    """Name what was audited, for the title of the page."""
+    if rows and all(row.dataset == "saved predictions" for row in rows):
+        return "the saved predictions"
+    pruners = {row.pruner for row in rows if row.pruner not in (None, "none")}
+    if pruners - {"given"}:
+        deed = summary.name_deed((row.pruner, row.sparsity) for row in rows)
+        return "the pruned models" if deed == "pruning" else "the compressed models"
+    shipped = [row for row in rows if row.pruner != "none"] or rows
+    models = {(row.model, row.defense, row.extra.get("run"), row.seed) for row in shipped}
+    return "the models" if len(models) > 1 else "the model"
 
 
 def build_tables(lines: Sequence[SummaryLine]) -> dict[str, ReportTable]:
@@ -139,11 +154,16 @@ def _smallest_column(cost: str, heading: str) -> Column:
 def _list_attack_columns(attacks: Sequence[SummaryLine], more: Sequence[str]) -> list[Column]:
     """Return the columns that name an attack and its model, with the labels `more`, then those of its measures."""
     metrics = ["test_accuracy", *(name for name in SHOWN if any(name in line.cells for line in attacks))]
-    return [
+    model = [
         Column("compressor", lambda line: _name_compressor(line)),
         Column("sparsity", lambda line: f"{line.labels['sparsity'] or 0:g}", number=True),
         table.label_column("defense"),
         Column("attacker", lambda line: "adaptive" if line.labels["adaptive"] else "non-adaptive"),
+    ]
+    if all(line.labels["pruner"] == "given" for line in attacks):  # nothing is known of its making
+        model = [Column("model", lambda line: line.title)]
+    return [
+        *model,
         *(table.label_column(name, table.name_measure(name)) for name in more),
         table.label_column("attack"),
         *map(table.measure_column, metrics),

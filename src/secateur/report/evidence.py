@@ -23,7 +23,10 @@ from secateur.config import PolicyFile, parse_fields, read_limits
 from secateur.errors import WrongInput, install_command
 from secateur.evaluation.gate import decide
 from secateur.evaluation.limits import UNTESTED, Check, Evidence, Outcome, check_claims, collect, uses_shadows
-from secateur.evaluation.validity import METRIC
+from secateur.evaluation.validity import METRIC, count_shadows
+from secateur.models.formats import is_brought
+from secateur.report.headline import list_checks
+from secateur.report.table import WORST, name_measure
 from secateur.runs.artifacts import version, write
 from secateur.runs.folder import load_config, load_figures, load_marker, load_rows
 from secateur.runs.rows import Row
@@ -33,12 +36,14 @@ MEASURES = ("auc", "tpr_at_fpr_0.01", "tpr_at_fpr_0.001")
 TITLES = {"auc": "AUC", "tpr_at_fpr_0.01": "TPR at 1 % FPR", "tpr_at_fpr_0.001": "TPR at 0.1 % FPR"}
 HEAD = ["measure", "model", "attack", "value", "95 % interval", "covers"]
 BROWSERS = ("chromium", "chromium-browser", "google-chrome", "chrome")
+ASKING = ("blindmi", "label-only", "samia")  # attacks that ask about inputs of their own
 # Threats that no attack of this tool covers, in the words of NIST AI 100-2.
+NO_ATTACK = "Secateur has no such attack"
 UNCOVERED = (
-    "property inference: facts about the training population as a whole",
-    "model extraction",
-    "poisoning of the training data to make it leak more",
-    "white-box membership inference: attacks here only ask the model",
+    f"property inference, facts about the training population as a whole: {NO_ATTACK}",
+    f"model extraction: {NO_ATTACK}; it copies the model, not its training data",
+    f"poisoning of the training data to make it leak more: {NO_ATTACK}; it needs a hand in the training",
+    f"white-box membership inference: {NO_ATTACK}; attacks here only ask the model",
 )
 
 
@@ -117,7 +122,7 @@ def build_pack(folder: Path, policy: PolicyFile | None = None, today: date | Non
     gate = None if policy is None else decide({folder.name: rows}, policy, today=today)
     items = collect(rows, MEASURES)
     originals = collect([row for row in rows if row.pruner == "none"], MEASURES)
-    compressed = any(item.subject != "the original, basic" for item in items)
+    compressed = {item.subject for item in items} - {item.subject for item in originals}
     attacks = list(dict.fromkeys(row.attack for row in rows if row.attack and row.value is not None))
     return EvidencePack(
         schema=1,
@@ -132,12 +137,13 @@ def build_pack(folder: Path, policy: PolicyFile | None = None, today: date | Non
         worst=_select_strongest(items),
         before=_select_strongest(originals) if compressed else [],
         groups=_select_strongest(collect(rows, ("worst_group_auc", "worst_group_tpr_at_fpr_0.01"))),
-        adversaries=[_adversary(attack, config) for attack in attacks],
+        adversaries=[_adversary(attack, config, rows) for attack in attacks],
         hours=_hours(marker),
-        validity=_validity(rows),
+        validity=[ValidityCheck(*item) for item in list_checks(rows)],
         not_tested=_list_untested(rows, attacks, config),
         provenance={name: marker.get(name) for name in ("secateur", "python", "torch", "device", "started", "finished")}
-        | {"command": f"secateur audit {folder / 'config.yaml'}", "seeds": marker.get("seeds"), "tool": version()},
+        | {"command": marker.get("command") or f"secateur audit {folder / 'config.yaml'}"}
+        | {"seeds": marker.get("seeds"), "tool": version()},
     )
 
 
@@ -239,7 +245,8 @@ def _select_strongest(items: Sequence[Evidence]) -> list[MeasuredLeak]:
             top = max(known, key=lambda item: item.estimate.value if item.estimate else 0.0)
             assert top.estimate is not None
             covers = f"rows and {top.trainings} trainings" if top.trainings > 1 else "rows of one training"
-            strongest.append(MeasuredLeak(measure, top.subject, top.attack, *top.estimate[:3], covers))
+            group = f" ({top.note.partition(';')[0]})" if measure.startswith(WORST) and top.note else ""
+            strongest.append(MeasuredLeak(measure, top.subject + group, top.attack, *top.estimate[:3], covers))
     return strongest
 
 
@@ -259,46 +266,78 @@ def _subject(rows: Sequence[Row], config: dict[str, Any]) -> dict[str, Any]:
     return {name: value for name, value in facts.items() if value not in (None, [], "")}
 
 
-def _adversary(attack: str, config: dict[str, Any]) -> Adversary:
+def _count_models(attack: str, config: dict[str, Any], rows: Sequence[Row]) -> int:
+    """Return the number of models that an attack compares with the audited one."""
+    if not uses_shadows(attack):
+        return 0
+    if config.get("predictions"):
+        return count_shadows(rows)  # those of the file
+    shadows, in_out = (int(config.get(name) or 0) for name in ("shadows", "in_out"))
+    either = methods("attack")[name_of(attack)].info["shadows"] == "in-out or disjoint"
+    return in_out if in_out and (either or not shadows) else shadows
+
+
+def _adversary(attack: str, config: dict[str, Any], rows: Sequence[Row]) -> Adversary:
     """Return an attack in the words of NIST AI 100-2."""
     entry: Method | None = methods("attack").get(name_of(attack))
     sees = entry.info["sees"] if entry else "probabilities"
     shadowed = uses_shadows(attack)
-    models = (config.get("shadows") or 0) + (config.get("in_out") or 0) if shadowed else 0
     knowledge = "the record and its label; data of the same population, and the training recipe"
     return Adversary(
         attack,
         "privacy compromise: membership inference",
         f"query access to the model's {sees}",
         knowledge if shadowed else "the record and its label",
-        models,
+        _count_models(attack, config, rows),
     )
-
-
-def _validity(rows: Sequence[Row]) -> list[ValidityCheck]:
-    seen = {(row.extra.get("check", ""), row.note): row for row in rows if row.metric == METRIC}
-    return [ValidityCheck(name, row.value == 1, note or "") for (name, note), row in seen.items()]
 
 
 def _list_untested(rows: Sequence[Row], attacks: Sequence[str], config: dict[str, Any]) -> list[str]:
     """Return what the audit leaves open, each with its reason."""
     run = {name_of(attack) for attack in attacks}
-    missing = [name for name in methods("attack") if name not in run]
-    sentences = [f"attacks that were not run: {', '.join(missing)}"] if missing else []
-    refused = {f"{row.attack}: {row.note}" for row in rows if row.attack and row.metric == "auc" and row.value is None}
-    sentences += sorted(refused)
+    refused = {str(row.attack): row.note for row in rows if row.attack and row.metric == "auc" and row.value is None}
+    sentences = [f"{attack}: {note}" for attack, note in sorted(refused.items())]
+    reasons: dict[str, list[str]] = {}
+    for name, entry in methods("attack").items():
+        if name not in run | {name_of(attack) for attack in refused}:
+            reasons.setdefault(_explain_absence(entry, rows, config), []).append(name)
+    sentences += [f"{', '.join(names)}: {reason}" for reason, names in reasons.items()]
     if not any(uses_shadows(attack) for attack in attacks):
-        sentences.append("attackers with shadow models, which are stronger: none was run")
+        reason = "the audit had no shadow models" if not _has_shadows(rows, config) else "none was chosen"
+        sentences.append(f"attackers with shadow models, which are stronger: {reason}")
     if len({row.seed for row in rows}) == 1:
-        sentences.append("another training with the same recipe: all numbers are of one seed")
+        sentences.append(f"another training with the same recipe: {_explain_one_seed(config)}")
     if not config.get("adaptive") and any(row.defense not in (None, "basic", "none", "given") for row in rows):
-        sentences.append("attackers whose shadow models use the defense too (adaptive)")
+        sentences.append("attackers whose shadow models use the defense too: the run is not adaptive")
     partly = [row for row in rows if row.metric == "epsilon" and UNTESTED in (row.note or "")]
     sentences += sorted({f"the epsilon that {row.defense} proves: {row.note}" for row in partly})
     checked = {row.extra.get("check") for row in rows if row.metric == METRIC}
     if "blind" not in checked:
         sentences.append("whether members and non-members differ by themselves: the inputs were not there")
     return [*sentences, *UNCOVERED]
+
+
+def _has_shadows(rows: Sequence[Row], config: dict[str, Any]) -> bool:
+    """Return True if the attacker of a run has shadow models."""
+    can_train = not config.get("predictions") and (not config.get("weights") or bool(config.get("train")))
+    wanted = bool(config.get("shadows") or config.get("in_out"))
+    return count_shadows(rows) > 0 or (can_train and wanted and not is_brought(str(config.get("model") or "")))
+
+
+def _explain_absence(entry: Method, rows: Sequence[Row], config: dict[str, Any]) -> str:
+    """Return why an attack was not run, where the run has no row that says it."""
+    if config.get("predictions") and entry.name in ASKING:
+        return "ask the model new questions, which saved predictions cannot answer"
+    if entry.info["shadows"] not in ("none", "for a threshold") and not _has_shadows(rows, config):
+        return "need shadow models, which the audit did not have"
+    return "are not among the attacks that were chosen for this run"
+
+
+def _explain_one_seed(config: dict[str, Any]) -> str:
+    """Return why all numbers are of one training."""
+    if config.get("predictions") or config.get("weights") or is_brought(str(config.get("model") or "")):
+        return "one trained model was given, so all numbers are of one seed"
+    return "the run has one seed"
 
 
 def _hours(marker: dict[str, Any]) -> float | None:
@@ -312,7 +351,7 @@ def _hours(marker: dict[str, Any]) -> float | None:
 def _build_cells(items: Sequence[MeasuredLeak]) -> list[list[str]]:
     return [
         [
-            TITLES.get(item.measure, item.measure.replace("_", " ")),
+            TITLES.get(item.measure, name_measure(item.measure)),
             item.model,
             item.attack or "",
             f"{item.value:.3f}",

@@ -19,9 +19,10 @@ from secateur.evaluation.limits import (
     collect,
     outcome,
     p_of_guessing,
+    subject_of,
     uses_shadows,
 )
-from secateur.evaluation.validity import METRIC, failures
+from secateur.evaluation.validity import METRIC, Validity, failures
 from secateur.metrics.estimates import holm
 from secateur.report.summary import group_by, name_deed
 from secateur.report.table import WORST, name_measure
@@ -32,6 +33,11 @@ from secateur.runs.rows import Row
 # that is the (k + 1)-th of n non-members, (k + 1) / (n + 1) lie beyond it: up to twice the FPR.
 GUESSES = {"auc": GUESSING, "tpr_at_fpr_0.01": 0.02, "tpr_at_fpr_0.001": 0.002}
 MEASURES = tuple(GUESSES)
+MEANINGS = {
+    "auc": "how well members are told from others: 0.5 is guessing, 1 is always right",
+    "tpr_at_fpr_0.01": "share of members that are named while 1 of 100 others is accused",
+    "tpr_at_fpr_0.001": "share of members that are named while 1 of 1,000 others is accused",
+}
 STRONG_AUC, STRONG_TPR = 0.7, 0.1  # a leak that anyone would call large
 CROWD = 1000  # people of the sentence with a magnitude
 ANSWERS = {
@@ -52,7 +58,7 @@ class Headline:
     badge: Badge
     sentences: list[str]
     numbers: list[tuple[str, str, str]] = field(default_factory=list)  # measure, value with interval, attack and model
-    limits: list[str] = field(default_factory=list)  # one line a model whose limits are not shown to hold
+    limits: list[str] = field(default_factory=list)  # one line a model
     checks: list[tuple[bool, str]] = field(default_factory=list)  # validity: holds, and a sentence
 
 
@@ -86,14 +92,39 @@ def _build_measured(rows: Sequence[Row], limits: Sequence[Check]) -> Headline:
     sentences = [_describe_magnitude(shipped, before, leaking, deed), _describe_change(rows, top, deed)]
     sentences += [_describe_doubt(rows, leaking), _describe_attacker(rows, top)]
     numbers = [_format_strongest(items) for items in _split(collected).values()]
-    checks = {row.note or "": row.value == 1 for row in rows if row.metric == METRIC}
     return Headline(
         badge,
         [sentence for sentence in sentences if sentence],
         numbers,
         _list_limits(limits),
-        [(holds, sentence) for sentence, holds in checks.items()],
+        [(check.holds, check.sentence) for check in list_checks(rows)],
     )
+
+
+def list_checks(rows: Sequence[Row]) -> list[Validity]:
+    """Return the validity checks of a run: one line a check that holds, and each that does not with its model.
+
+    Checks of several models or seeds differ in their numbers; the first stands for those that hold.
+    """
+    lines = []
+    checked = [row for row in rows if row.metric == METRIC]
+    for name, same in group_by(checked, lambda row: str(row.extra.get("check"))).items():
+        several = len({_name_model(row) for row in same}) > 1
+        held = group_by([row for row in same if row.value == 1], lambda row: row.note or "")
+        for note, alike in list(held.items())[:1]:
+            others = sum(map(len, held.values())) - 1
+            more = f" [{_name_model(alike[0])}; the check holds for {others} more]" if len(held) > 1 else ""
+            lines.append(Validity(name, True, note + more))
+        failed = group_by([row for row in same if row.value != 1], lambda row: row.note or "")
+        for note, alike in failed.items():
+            names = f"{'; '.join(map(_name_model, alike))}: " if several else ""
+            lines.append(Validity(name, False, names + note))
+    return lines
+
+
+def _name_model(row: Row) -> str:
+    run = f"{row.extra['run']}, " if row.extra.get("run") else ""
+    return f"{run}{subject_of(row)}, seed {row.seed}"
 
 
 def select_leaking(items: Sequence[Evidence]) -> set[str]:
@@ -183,6 +214,7 @@ def _describe_attacker(rows: Sequence[Row], top: Evidence | None) -> str:
     knows = "has shadow models of its own" if shadowed else "has no shadow models"
     public = max((row.value or 0 for row in rows if row.metric == "population"), default=0)
     knows += f", trained with {public:,.0f} more rows of its own" if public and shadowed else ""
+    asked += "Members are the records that the model was trained on. " if asked else ""
     return f"{asked}The strongest attacker sees the model's answers and {knows}. Intervals cover {covers}."
 
 
@@ -200,14 +232,20 @@ def _format_strongest(items: Sequence[Evidence]) -> tuple[str, str, str]:
         text = f"{value:.3f} [{low:.3f}, {high:.3f}]"
     else:
         text = f"{100 * value:.1f} % [{100 * low:.1f}, {100 * high:.1f}]"
-    return name_measure(item.measure), text, f"{item.attack} on {item.subject}"
+    subject = "the model" if item.subject == "the original, none" else item.subject  # given, and not compressed here
+    return name_measure(item.measure), text, f"{item.attack} on {subject}"
 
 
 def _list_limits(checks: Sequence[Check]) -> list[str]:
-    """Return one line a model: its limits that are passed first, else those that are inconclusive."""
+    """Return one line a model: its limits that are passed first, else those that are inconclusive.
+
+    Where all limits hold, the lines say which these are.
+    """
+    kinds = [(Outcome.ABOVE, "above the limit"), (Outcome.INCONCLUSIVE, "inconclusive")]
+    kinds = [(Outcome.WITHIN, "within the limits")] if outcome(checks) is Outcome.WITHIN else kinds
     lines = []
     for subject, items in group_by(checks, lambda check: check.subject).items():
-        for kind, verb in ((Outcome.ABOVE, "above the limit"), (Outcome.INCONCLUSIVE, "inconclusive")):
+        for kind, verb in kinds:
             decided = [item for item in items if item.outcome is kind]
             if decided:
                 lines.append(f"{subject}: {verb}: " + "; ".join(map(_describe_check, decided)))

@@ -13,10 +13,11 @@ from secateur.errors import WrongInput
 from secateur.evaluation.limits import Check, check, policy_of
 from secateur.evaluation.submodel_advice import caution, from_rows
 from secateur.report import audit, defenses, federation, federation_plots, inversion, submodels, submodels_plots, theory
-from secateur.report.headline import build_headline
+from secateur.report.headline import MEANINGS, build_headline
 from secateur.report.inversion import MOST, OPEN
 from secateur.report.plotting import View, draw_views
 from secateur.report.summary import APART, Labels, group_by, group_by_setting, join_distinct, name_setting, summarise
+from secateur.report.table import name_measure
 from secateur.report.update_verdict import UpdateVerdict, judge_federations, judge_updates
 from secateur.report.verdict import write_verdict
 from secateur.runs.artifacts import SCHEMA, write
@@ -141,6 +142,7 @@ def render(sources: Sequence[Source], limits: Sequence[Check] | None = None) -> 
         schema=SCHEMA,
         headline=build_headline(values.pop("audited"), limits),
         limited=limits is not None,
+        meanings={name_measure(name): text for name, text in MEANINGS.items()},
         tables=tables,
         notes={note: number for number, note in enumerate(notes, start=1)},
         views=views,
@@ -167,6 +169,7 @@ def _build_audit(rows: Sequence[Row], figures: Sequence[Labels]) -> dict[str, An
     lines = summarise(row for row in audited if row.metric not in APART)
     return {
         "audited": audited,
+        "audited_name": audit.name_audited(audited),
         "exposed": audit.list_exposed(lines, figures),
         "layers": audit.list_layers(audited),
         "exposed_groups": audit.list_groups(lines, figures),

@@ -172,6 +172,8 @@ def name_compression(labels: Labels) -> str:
     """
     if labels["sparsity"] and labels["pruner"] in ("none", "given"):
         return f"pruned as given, {100 * labels['sparsity']:.0f} % sparse"
+    if labels["pruner"] == "given":
+        return "the model"
     if not is_pruned(labels):
         training = labels.get("original")
         return f"original ({training})" if training else "original"

@@ -66,6 +66,7 @@ SUBMODELS = {
     "bytes_down": "MB down",
 }
 LAYERS = 8  # layers whose sparsity is printed; the page has all
+SAID = ("scaling", "outputs")  # checks that are printed though they hold: they show a wrong reading of the user's model
 UNJUDGED = {"attack_loss": "loss"}  # if there is no truth
 TABLES = {
     "attack": "on a model: who was in the training data? (secateur audit)",
@@ -112,9 +113,7 @@ def print_audit(rows: Sequence[Row], limits: Sequence[Check] | None = None) -> N
     _print_sentences(console, (f"{line.labels['attack']}: {line.cells['auc'].note}" for line in unmeasured))
     console.print(f"{headline.badge.text}. {' '.join(headline.sentences)}")
     _print_sentences(console, (sentence for holds, sentence in headline.checks if not holds))
-    _print_sentences(
-        console, (row.note for row in rows if row.metric == METRIC and row.extra.get("check") == "scaling")
-    )
+    _print_sentences(console, (row.note for row in rows if row.metric == METRIC and row.extra.get("check") in SAID))
     _print_sentences(console, [_describe_layers(rows)])
     for group in group_by_setting(lines):
         for sentence in write_verdict(group):

@@ -13,8 +13,9 @@ from typing import Any
 
 from secateur.attacks.inversion.adaptive import PLAIN
 from secateur.evaluation.attack_strength import Strength, list_missing, measure_strength
+from secateur.evaluation.limits import LEVEL
 from secateur.evaluation.reconstruction import NOT_RUN
-from secateur.metrics.estimates import average_on_same
+from secateur.metrics.estimates import average_on_same, holm, p_above
 from secateur.metrics.membership import share_of
 from secateur.report import federation, inversion, summary
 from secateur.report.inversion import name_defense
@@ -125,13 +126,12 @@ def judge_federations(rows: Sequence[Row]) -> list[UpdateVerdict]:
     for line in federations:
         attacks = inversion.summarise_attacks(line.rows)
         defense = str(line.labels["defense"])
-        badges, sentences = [], []
-        if attacks:
-            badge, words = _judge(attacks, defense)
-            badges, sentences = [badge], words
+        judged = [_judge(attacks, defense)] if attacks else []
         if asked := [row for row in line.rows if row.metric == "auc" and row.attack is not None]:
-            badge, words = _judge_membership(asked)
-            badges, sentences = [*badges, badge], sentences + words
+            judged.append(_judge_membership(asked))
+        badges = [badge for badge, _ in judged]
+        judged.sort(key=lambda part: part[0].colour != "bad")  # a leak comes first
+        sentences = [sentence for _, words in judged for sentence in words]
         sentences += _describe_guarantee([row for row in line.rows if row.extra.get("client") is None])
         subject = names[federation.name_federation(line.labels)]
         subject = f"{summary.name_setting(line.labels)}: {subject}" if several else subject
@@ -156,7 +156,7 @@ def _judge_membership(rows: Sequence[Row]) -> tuple[Badge, list[str]]:
         return Badge("Inconclusive", "doubtful"), [f"Membership was not measured: {reason}."]
     estimates = {name: average_on_same([summary.estimate(row) for row in same]) for name, same in attacks.items()}
     name, best = max(estimates.items(), key=lambda item: item[1].value)
-    leaks = best.low > GUESSING
+    leaks = any(p <= LEVEL for p in holm([p_above(estimate, GUESSING) for estimate in estimates.values()]))
     shown = f"Members: {name} reaches an AUC of {best.value:.3f} [{best.low:.3f}, {best.high:.3f}]; guessing has .5."
     text = "Members are recognised" if leaks else "Inconclusive"
     doubt = [] if leaks else ["That is no proof of safety: a stronger attack may see more."]

@@ -1,6 +1,6 @@
 """Folder of a run. A run that is killed at any moment and started again ends with the same rows.
 
-run.json        schema, kind, versions, device, threads, seeds, and the times of start and end.
+run.json        schema, kind, versions, device, threads, seeds, the command, and the times of start and end.
 config.yaml     all settings: a run file that repeats the run.
 results.jsonl   one row per measurement, rebuilt from the stages by every start.
 groups.jsonl    the fields that many rows share; a row names its group (rows.py).
@@ -24,6 +24,7 @@ import stat
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
+from contextvars import ContextVar
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, TypeVar
@@ -47,6 +48,7 @@ T = TypeVar("T")
 DAMAGE = (ValueError, TypeError, AttributeError, LookupError, RecursionError)  # of a line that no run wrote
 
 log = logging.getLogger(__name__)
+COMMAND: ContextVar[str | None] = ContextVar("command", default=None)  # as it was typed, if it was
 
 
 def load_rows(folder: Path | str) -> list[Row]:
@@ -282,6 +284,7 @@ def open_run(
     environment = describe_environment(device)  # first: it may start a process, which would inherit the lock
     with _locked(folder, kind):
         marker = {"schema": SCHEMA, "kind": kind} | environment | {"seeds": list(seeds), "started": _now()}
+        marker |= {"command": typed} if (typed := COMMAND.get()) else {}
         run = Run(folder)
         run.write("run.json", json.dumps(marker | {"finished": None}, indent=2))
         with explained(folder):

@@ -48,7 +48,30 @@ def test_an_example_with_no_or_one_model_adds_nothing_to_the_pooled_deviation():
     given = values([1, 100, 7], [3, 200, 7])
     chosen = torch.tensor([[True, True, False], [True, False, False]])
     assert float(deviation(given, chosen, common=True)) == pytest.approx(math.sqrt(2))
-    assert deviation(given, chosen)[0, 1].isnan()
+    assert deviation(given, chosen)[0].tolist() == pytest.approx([math.sqrt(2)] * 3)  # pooled where it has none
+    assert deviation(given, torch.zeros_like(chosen), common=True).isnan().all()
+
+
+def test_random_membership_by_hand_with_an_example_that_no_model_trained_on():
+    # example 0: in 4, 6; out 0. example 1: in 5; out 1, 3. example 2: out 2, 4, 6: no in model. Gaps 5 and 3.
+    others = values([4, 5, 2], [6, 1, 4], [0, 3, 6])
+    inside = torch.tensor([[True, True, False], [True, False, False], [False, False, False]])
+    fixed = {IN: torch.tensor([[2.0]]).double(), OUT: torch.tensor([[1.0]]).double()}
+    own = torch.tensor([[3.0, 3.0, 3.0]], dtype=torch.float64)
+    means = [(5, 0), (5, 2), (4 + (5 + 3) / 2, 4)]
+    expected = [norm.logpdf(3, inner, 2) - norm.logpdf(3, outer, 1) for inner, outer in means]
+    assert online(own, others, inside, fixed).tolist() == pytest.approx(expected, rel=1e-9)
+    turned = [norm.logpdf(3, outer, 2) - norm.logpdf(3, inner, 1) for inner, outer in means]  # and no out model
+    assert online(own, others, ~inside, fixed).tolist() == pytest.approx(turned, rel=1e-9)
+    expected = [-norm(inner, 1).logsf(3) for inner, _ in means]
+    assert offline(own, others, ~inside, fixed).tolist() == pytest.approx(expected, rel=1e-9)
+
+
+def test_a_side_of_single_models_deviates_as_the_other_side():
+    others, inside = values([4.0], [1.0], [3.0], [5.0]), torch.tensor([[True], [False], [False], [False]])
+    own = torch.tensor([[3.0]], dtype=torch.float64)
+    expected = norm.logpdf(3, 4, 2) - norm.logpdf(3, 3, 2)
+    assert float(online(own, others, inside)) == pytest.approx(expected, rel=1e-9)
 
 
 def test_online_is_the_difference_of_two_log_densities():

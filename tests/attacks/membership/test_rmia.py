@@ -40,6 +40,17 @@ def test_a_ratio_needs_a_model_on_the_sides_it_uses():
     assert ratio(own, others, inside, "online", 0.3).isnan().tolist() == [True, True]
 
 
+def test_random_membership_by_hand_with_an_example_that_no_model_trained_on():
+    # example 0: in .8, .6; out .2: gap .5. example 1: in .9; out .5, .7: gap .3. example 2: out .1, .2, .3: no in model
+    others = torch.tensor([[0.8, 0.9, 0.1], [0.6, 0.5, 0.2], [0.2, 0.7, 0.3]], dtype=torch.float64)
+    inside = torch.tensor([[True, True, False], [True, False, False], [False, False, False]])
+    own = torch.tensor([0.9, 0.9, 0.9], dtype=torch.float64)
+    priors = [(0.7 + 0.2) / 2, (0.9 + 0.6) / 2, (0.2 + 0.4 + 0.2) / 2]
+    assert ratio(own, others, inside, "online", 0.3).tolist() == pytest.approx([0.9 / prior for prior in priors])
+    priors = [((1.3 * out) + 0.7) / 2 for out in (0.7, 0.9, 0.6)]  # turned: the third has no out model
+    assert ratio(own, others, ~inside, "offline", 0.3).tolist() == pytest.approx([0.9 / prior for prior in priors])
+
+
 def test_dominance_by_hand_ties_lose():
     population = torch.tensor([0.25, 0.5, 1.0, 2.0])
     found = dominance(torch.tensor([0.5, 1.0, 2.0, 4.1, 0.1]), population, 2.0)

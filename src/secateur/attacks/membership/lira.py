@@ -17,6 +17,7 @@ from secateur.attacks.membership.reference_models import (
     References,
     ScoreRule,
     average,
+    average_sides,
     gather,
     require_models,
     weights,
@@ -51,14 +52,15 @@ def margin(answers: Tensor, labels: Tensor) -> Tensor:
 def deviation(values: Tensor, chosen: Tensor, common: bool = False) -> Tensor:
     """Return the standard deviation (Q, N) of the chosen models' values (M, Q, N) about each example's mean.
 
-    `common` pools the squares of all examples, (Q, 1). The result is NaN for fewer than two models.
+    `common` pools the squares of all examples, (Q, 1), and so does an example of fewer than two models. The result is
+    NaN if every example has fewer than two.
     """
     weight = weights(chosen, values)
     mean = average(values, chosen).nan_to_num()
-    squares, freedom = (weight * (values - mean) ** 2).sum(0), weight.sum(0) - 1
-    if common:
-        squares, freedom = squares.sum(1, keepdim=True), freedom.clamp_min(0).sum(1, keepdim=True)
-    return (squares / freedom).sqrt().clamp_min(NARROWEST)
+    squares, freedom = (weight * (values - mean) ** 2).sum(0), (weight.sum(0) - 1).clamp_min(0)
+    pooled = squares.sum(1, keepdim=True) / freedom.sum(1, keepdim=True)
+    variance = pooled if common else torch.where(freedom > 0, squares / freedom, pooled)
+    return variance.sqrt().clamp_min(NARROWEST)
 
 
 def log_density(values: Tensor, mean: Tensor, scale: Tensor) -> Tensor:
@@ -86,8 +88,10 @@ def offline(margins: Tensor, others: Tensor, inside: Tensor, fixed: Fixed = None
 
 
 def _gaussian(others: Tensor, inside: Tensor, truth: bool, fixed: Fixed) -> tuple[Tensor, Tensor]:
-    side = inside == truth
-    return average(others, side), deviation(others, side) if fixed is None else fixed[truth]
+    """Return mean and deviation of one side; a side of single models deviates as the other side does."""
+    mean = average_sides(others, inside)[0 if truth else 1]
+    scales = [deviation(others, inside == side) if fixed is None else fixed[side] for side in (truth, not truth)]
+    return mean, torch.where(scales[0].isnan(), scales[1], scales[0])
 
 
 @dataclass(frozen=True)

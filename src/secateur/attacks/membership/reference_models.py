@@ -52,16 +52,25 @@ class References:
         return values, torch.zeros(len(values), batch.size, dtype=torch.bool, device=values.device)
 
     def mode_for(self, name: str, mode: str, candidates: Candidates) -> tuple[str, str | None]:
-        """Return the mode for these candidates, online or offline, and a note if `auto` had to be offline."""
+        """Return the mode for these candidates, online or offline, and a note on models that lack."""
         if not self.disjoint:
             _check_ids(candidates, self.models.pool.size)
         if mode == "offline":
-            return "offline", None
+            return "offline", self._describe_one_sided(candidates.ids, ("out",))
         if candidates.ids is not None and not self.disjoint and not self.out_only:
-            return "online", None
+            return "online", self._describe_one_sided(candidates.ids, ("in", "out"))
         if mode == "online":
             raise WrongInput(f"attack {name}", "mode online needs in-out models over the candidates; use mode offline")
         return "offline", f"{name} ran offline: none of the attacker's models trained on the candidates"
+
+    def _describe_one_sided(self, ids: Tensor | None, sides: Sequence[str]) -> str | None:
+        """Return how many candidates have no model on a side that the attack uses; None if all have one."""
+        if ids is None or self.disjoint:
+            return None
+        trained, number = self.models.membership.sum(0)[ids.cpu()], len(self.models.membership)
+        empty = {"in": int((trained == 0).sum()), "out": int((trained == number).sum())}
+        shown = " and ".join(f"{empty[side]:,} have no {side} model" for side in sides if empty[side])
+        return f"of {len(ids):,} examples {shown}: these take the average gap between in and out" if shown else None
 
     def thresholds(self, rule_of: Callable[[str], ScoreRule]) -> dict[str, float]:
         """Return the best threshold of each possible mode; none if the models have no members to learn it from."""
@@ -76,8 +85,11 @@ class References:
         for target in range(min(len(self.values), REHEARSALS)):
             rest = torch.arange(len(self.values), device=self.values.device) != target
             scores = rule(self.values[target], self.values[rest], self.inside[rest])
+            usable = ~scores.isnan()
+            if self.disjoint:  # candidates of disjoint shadows always have out models, so these need no average gap
+                usable &= ~self.inside[rest].all(0)
             for truth, side_scores in sides.items():
-                side_scores.append(scores[(self.inside[target] == truth) & ~scores.isnan()])
+                side_scores.append(scores[(self.inside[target] == truth) & usable])
         members, nonmembers = torch.cat(sides[True]), torch.cat(sides[False])
         if not members.numel() or not nonmembers.numel():
             raise WrongInput("shadows", "cannot be tried on one another; use more models, with different members")
@@ -123,6 +135,22 @@ def average(values: Tensor, chosen: Tensor) -> Tensor:
     return (values * weight).sum(0) / weight.sum(0)
 
 
+def average_sides(values: Tensor, inside: Tensor) -> tuple[Tensor, Tensor]:
+    """Return the means of the in and of the out models of each example: (M, ..., N), (M, N) -> two of (..., N).
+
+    Membership may be random. An example without models on one side has the mean of its other side, moved by the average
+    gap of the examples with both. Without any such example it is NaN.
+
+    Example:
+        >>> inside = torch.tensor([[True, False], [False, False]])
+        >>> average_sides(torch.tensor([[3.0, 1.0], [1.0, 5.0]]), inside)
+        (tensor([3., 5.]), tensor([1., 3.]))
+    """
+    inner, outer = average(values, inside), average(values, ~inside)
+    gap = (inner - outer).nanmean(-1, keepdim=True)
+    return inner.where(~inner.isnan(), outer + gap), outer.where(~outer.isnan(), inner - gap)
+
+
 def weights(chosen: Tensor, values: Tensor) -> Tensor:
     """Return a mask (M, N) as zeros and ones that broadcast with values (M, ..., N)."""
     return chosen.view(len(chosen), *[1] * (values.ndim - 2), -1).to(values)
@@ -144,22 +172,20 @@ class Least:
 
 
 def require_models(name: str, shadows: Sequence[Shadow] | InOut, least: Least) -> None:
-    """Refuse fewer models than an attack needs.
+    """Refuse fewer models than an attack needs, and in-out models of which none was trained otherwise than the others.
 
-    With in-out models each example must be in, and out of, at least half of the number needed. Models that are out of
-    all examples count as disjoint shadows.
+    Models that are out of all examples count as disjoint shadows.
     """
     if not isinstance(shadows, InOut) or not bool(shadows.membership.any()):
         number = len(shadows.boxes) if isinstance(shadows, InOut) else len(shadows)
-        if missing := least.shortage(name, "offline", number, 0):
-            raise WrongInput("shadows", missing)
-        return
-    trained = shadows.membership.sum(0)
-    fewest = int(torch.minimum(trained, len(shadows.membership) - trained).min())
-    if 2 * fewest < least.in_out:
-        side = f"each example in {least.in_out // 2} of them and out of {least.in_out // 2}"
-        needed = f"{name} needs at least {least.in_out} in-out models, {side}"
-        raise WrongInput("shadows", f"{needed}; here one has only {fewest}")
+        missing = least.shortage(name, "offline", number, 0)
+    else:
+        trained, number = shadows.membership.sum(0), len(shadows.membership)
+        missing = least.shortage(name, "auto", 0, number)
+        if missing is None and not bool(((trained > 0) & (trained < number)).any()):
+            missing = f"{name} needs an example that is in one of the models and out of another; here is none"
+    if missing is not None:
+        raise WrongInput("shadows", missing)
 
 
 def _check_ids(candidates: Candidates, pool: int) -> None:

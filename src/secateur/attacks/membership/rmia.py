@@ -10,7 +10,14 @@ from typing import Self
 import torch
 from torch import Generator, Tensor
 
-from secateur.attacks.membership.reference_models import Least, References, ScoreRule, average, gather, require_models
+from secateur.attacks.membership.reference_models import (
+    Least,
+    References,
+    ScoreRule,
+    average_sides,
+    gather,
+    require_models,
+)
 from secateur.catalogue import method
 from secateur.errors import WrongInput, check_number, check_numbers, check_whole, unknown
 from secateur.inference import ask, true_probability
@@ -33,8 +40,8 @@ def ratio(confidences: Tensor, others: Tensor, inside: Tensor, mode: str, a: flo
     Online P(x) is the mean of the averages of the in and the out models. Offline it is ((1 + a) P_out + (1 - a)) / 2,
     because P_in is unknown and grows with P_out (Zarifzadeh et al. 2024).
     """
-    out = average(others, ~inside)
-    prior = (average(others, inside) + out) / 2 if mode == "online" else ((1 + a) * out + (1 - a)) / 2
+    inner, out = (side.clamp(0, 1) for side in average_sides(others, inside))
+    prior = (inner + out) / 2 if mode == "online" else ((1 + a) * out + (1 - a)) / 2
     return confidences / prior.clamp_min(FLOOR)
 
 
