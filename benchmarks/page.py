@@ -7,7 +7,6 @@ runs are copies of one small audit, each in a folder of its own.
 from __future__ import annotations
 
 import argparse
-import random
 import resource
 import shutil
 import tempfile
@@ -15,6 +14,8 @@ import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
+
+import numpy as np
 
 from secateur.report.page import write_page
 from secateur.runs.folder import open_run
@@ -38,13 +39,13 @@ def list_models(seeds: int) -> Iterator[dict[str, Any]]:
 
 def write_run(folder: Path, count: int, seeds: int = 5) -> None:
     """Write the folder of an audit with so many rows."""
-    draw, rows, figures = random.Random(0), [], []
+    draw, rows, figures = np.random.default_rng(0), [], []
     for labels in list_models(seeds):
-        accuracy = draw.random()
+        accuracy = float(draw.random())
         for metric in ("test_accuracy", "train_accuracy", "confidence_gap", "bytes_masked"):
             rows.append(Row(**labels, metric=metric, value=accuracy, low=accuracy, high=accuracy))
         for attack in ATTACKS:
-            auc = draw.uniform(0.5, 0.9)
+            auc = float(draw.uniform(0.5, 0.9))
             rows += [
                 Row(**labels, attack=attack, metric=m, value=auc, low=auc - 0.03, high=auc + 0.03) for m in MEASURES
             ]

@@ -280,18 +280,19 @@ def draw_rocs(lines: Sequence[SummaryLine], figures: Iterable[Labels]) -> list[V
     """Return one view for each model, pruned models first, with the ROC curves of all attacks on the model."""
     aucs = {attack_key(line.labels): line.value("auc") for line in summary.select_attacks(lines)}
     models = _group_by_model(figures, "roc")
-    names = dict.fromkeys(name_attack(record.labels) for records in models.values() for record in records)
+    names = dict.fromkeys(name_attack(summary.figure_labels(x)) for same in models.values() for x in same)
     styles = {name: number for number, name in enumerate(names)}
     several = _has_several_settings(models.values())
 
-    def draw(records: Sequence[Record]) -> View:
+    def draw(same: Sequence[Labels]) -> View:
+        records = summary.gather_figures(same)
         named = [(name_attack(record.labels), record) for record in records]
         curves = [StyledCurve(name, aucs.get(attack_key(x.labels)), x, styles[name]) for name, x in named]
         label = _name_view(records[0].labels, several)
         left = f"The {CURVES} strongest of {len(curves)} attacks are drawn." if len(curves) > CURVES else ""
         return View(label, [draw_roc(label, curves)], left)
 
-    ordered = sorted(models.values(), key=lambda records: not summary.is_pruned(records[0].labels))
+    ordered = sorted(models.values(), key=lambda same: not summary.is_pruned(same[0]))
     return plotting.draw_views(ordered, draw)
 
 
@@ -325,28 +326,29 @@ def name_attack(labels: Labels) -> str:
 
 
 def _draw_beside_originals(
-    models: dict[summary.Key, list[Record]], draw: Callable[[Sequence[Record]], list[Panel]]
+    models: dict[summary.Key, list[Labels]], draw: Callable[[Sequence[Record]], list[Panel]]
 ) -> list[View]:
     """Return each pruned model's view: for every quantity the original's panel, then the model's."""
-    every = [records[0].labels for records in models.values()]
+    every = [summary.figure_labels(same[0]) for same in models.values()]
     several = _has_several_settings(models.values())
 
     def draw_model(labels: Labels) -> View:
         before = summary.find_original(labels, every) if summary.is_pruned(labels) else None
-        records = [record for model in (before, labels) if model is not None for record in models[model_key(model)]]
+        shown = [models[model_key(model)] for model in (before, labels) if model is not None]
+        records = [record for same in shown for record in summary.gather_figures(same)]
         pairs = [[record for record in records if record.quantity == quantity] for quantity in QUANTITIES]
         return View(_name_view(labels, several), [panel for pair in pairs if pair for panel in draw(pair)])
 
     return plotting.draw_views([labels for labels in every if summary.is_pruned(labels)] or every, draw_model)
 
 
-def _group_by_model(figures: Iterable[Labels], kind: str) -> dict[summary.Key, list[Record]]:
-    records = summary.gather_figures(figure for figure in figures if figure["kind"] == kind)
-    return summary.group_by(records, lambda record: model_key(record.labels))
+def _group_by_model(figures: Iterable[Labels], kind: str) -> dict[summary.Key, list[Labels]]:
+    """Return the figures of each model, of all seeds: they are averaged where they are drawn."""
+    return summary.group_by((figure for figure in figures if figure["kind"] == kind), model_key)
 
 
-def _has_several_settings(models: Iterable[Sequence[Record]]) -> bool:
-    return len({summary.setting_key(records[0].labels) for records in models}) > 1
+def _has_several_settings(models: Iterable[Sequence[Labels]]) -> bool:
+    return len({summary.setting_key(same[0]) for same in models}) > 1
 
 
 def _name_view(labels: Labels, several: bool) -> str:

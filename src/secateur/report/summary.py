@@ -334,16 +334,16 @@ def gather_figures(figures: Iterable[Labels]) -> list[Record]:
     Histograms of different seeds have different bins, which a mean would blur.
     """
     groups = group_by(
-        figures, lambda figure: (figure["kind"], figure.get("quantity"), attack_key(_figure_labels(figure)))
+        figures, lambda figure: (figure["kind"], figure.get("quantity"), attack_key(figure_labels(figure)))
     )
     means = {"roc": _average_curves, "histogram": lambda same: dict(same[0]), "classes": _average_classes}
     return [
-        Record(kind, quantity, _figure_labels(same[0]), means[kind](same))
+        Record(kind, quantity, figure_labels(same[0]), means[kind](same))
         for (kind, quantity, _), same in groups.items()
     ]
 
 
-def _figure_labels(figure: Labels) -> dict[str, Any]:
+def figure_labels(figure: Labels) -> dict[str, Any]:
     """Return the labels of a figure, without its content and its seed."""
     return {k: v for k, v in figure.items() if k not in (*CONTENT, "schema", "seed")}
 
