@@ -362,7 +362,7 @@ def yaml_targets(folder: Path) -> list[Target]:
     def override(content):
         read(Audit, None, {}, [content.decode("utf-8", "replace")])
 
-    return [*targets, Target("--set", texts, override, lambda d, c, o: mutate(d, c, o, YAML), 60)]
+    return [*targets, Target("overrides", texts, override, lambda d, c, o: mutate(d, c, o, YAML), 60)]
 
 
 def network() -> nn.Module:

@@ -24,13 +24,14 @@ LAUGHS = "a0: &a0 [x, x, x, x, x, x, x, x, x]\n" + "".join(
         "seeds: [" + "[" * 3000 + "]" * 3000 + "]\n",
         "seeds: 2001-13-45\n",
         "seeds: !!int abc\n",
+        'seeds: !!int ""\n',
         f"seeds: {'9' * 5000}\n",
         "seeds: !!python/object/apply:os.system [true]\n",
         "{" * 5000,
         "? [a]\n: 1\n",
         "model: " + "x" * 2**21,
     ],
-    ids=["laughs", "twice", "deep", "date", "int", "digits", "object", "flow", "key", "large"],
+    ids=["laughs", "twice", "deep", "date", "int", "no int", "digits", "object", "flow", "key", "large"],
 )
 def test_a_hostile_run_file_is_one_sentence(tmp_path, text, capsys):
     file = tmp_path / "run.yaml"

@@ -75,7 +75,7 @@ def load_yaml(text: str) -> Any:
         raise yaml.YAMLError(f"more than {SIZE} characters are not allowed")
     try:
         return yaml.load(text, _Loader)  # noqa: S506 (a SafeLoader)
-    except (ValueError, TypeError, AttributeError) as error:  # of values such as 2001-13-45 and !!int abc
+    except (ValueError, TypeError, AttributeError, LookupError) as error:  # of 2001-13-45, !!int abc, !!int ""
         raise yaml.YAMLError(f"a value cannot be read ({error})") from None
 
 
