@@ -254,7 +254,8 @@ def test_before_and_after_are_compared_over_the_same_rows(net, sides, tmp_path, 
     assert drop.value == pytest.approx(tests[1] - tests[0]) and drop.pruner == "given"
     assert "original" in report.write(tmp_path / "page.html").read_text()
     report.print()
-    lines = [line for line in capsys.readouterr().out.splitlines() if " conf " in line and line.startswith("given")]
+    said = capsys.readouterr().out.splitlines()
+    lines = [line for line in said if " conf " in line and line.startswith("pruned as given")]
     assert len(lines) == 1 and f"{100 * tests[0]:.1f}%" in lines[0]  # rows of layers hide no accuracy
     with pytest.raises(secateur.WrongInput, match="leave out the pruner"):
         secateur.audit(net, *sides, before=net, pruner="l1-unstructured")
