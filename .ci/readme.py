@@ -5,6 +5,9 @@
 Any Python that has Secateur will do. A line that needs a missing extra must name it; with the extra it must work. The
 work happens in a temporary folder that holds the files which the README presumes. `pip install` and `make` lines are
 left out. Data sets that are not embedded are read from $SECATEUR_DATA; one that is not there is replaced by digits.
+
+A section whose Python block begins with a file's name (`# my_models.py`) is whole: it brings all that its lines need.
+It runs in a folder of its own, and its lines as they stand.
 """
 
 from __future__ import annotations
@@ -44,6 +47,7 @@ QUICK = {  # what makes a line quick; the first that fits is added, and the othe
     "secateur": "--dry-run",
     "python": "--iterations 20",
 }
+WHOLE = "whole"  # the folder of a section that brings all that it needs
 DECIDED = (0, 1, 3)  # exit codes of a gate: the tiny run behind it may leak, or show nothing
 TINY = "--set train.epochs=1 --set finetune.epochs=1 --shadows 1 --pruner l1-unstructured --attack conf"
 IN_RUN_FILE = {"my_package.models:small_net": "my_models:net", "images.npz": "own.npz"}
@@ -82,6 +86,7 @@ class Example:
     text: str  # as the README has it, a block by its first line
     command: list[str]
     remarks: tuple[str, ...] = ()
+    folder: str = "."  # below the furnished one
 
     @property
     def missing(self) -> tuple[str, str] | None:
@@ -101,19 +106,22 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--only-extras", action="store_true", help="only what needs an extra")
     only_extras = parser.parse_args().only_extras
-    blocks = re.findall(r"^```(\w*)\n(.*?)^```$", (ROOT / "README.md").read_text(), re.MULTILINE | re.DOTALL)
+    sections = [
+        re.findall(r"^```(\w*)\n(.*?)^```$", section, re.MULTILINE | re.DOTALL)
+        for section in re.split(r"^## ", (ROOT / "README.md").read_text(), flags=re.MULTILINE)
+    ]
     failures = []
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         begun = time.monotonic()
-        furnish(folder, next(text for kind, text in blocks if kind == "yaml"))
+        furnish(folder, next(text for blocks in sections for kind, text in blocks if kind == "yaml"))
         print(
             f"furnished a folder with the files that the README presumes ({time.monotonic() - begun:.0f} s)", flush=True
         )
-        for example in examples(blocks):
+        for example in (one for blocks in sections for one in examples(blocks, folder)):
             if only_extras and example.extra is None:
                 continue
-            if (problem := run(example, folder)) is not None:
+            if (problem := run(example, folder / example.folder)) is not None:
                 failures.append(f"--- {example.text}\n{problem}")
     print(*failures, sep="\n", file=sys.stderr)
     print(f"{len(failures)} failed", flush=True)
@@ -168,16 +176,27 @@ def furnish(folder: Path, run_file: str) -> None:
     shutil.copytree(folder / "runs" / "mine", folder / "runs" / "other")
 
 
-def examples(blocks: list[tuple[str, str]]) -> Iterator[Example]:
-    """Yield the README's lines and Python blocks in their order."""
+def examples(blocks: list[tuple[str, str]], folder: Path) -> Iterator[Example]:
+    """Yield a section's lines and Python blocks in their order; files that it shows are written before."""
+    shown = {text.split()[1]: text for kind, text in blocks if kind == "python" and re.match(r"# \w+\.py\n", text)}
+    for name, text in shown.items():
+        (folder / WHOLE).mkdir(exist_ok=True)
+        (folder / WHOLE / name).write_text(text)
     for kind, text in blocks:
-        if kind == "python":
-            yield block(text)
+        if kind == "python" and text not in shown.values():
+            yield whole_block(text) if shown else block(text)
         elif not kind:
             for written in text.splitlines():
                 if not written or written.startswith(LEFT_OUT):
                     continue
-                yield line(" ".join(written.partition(" #")[0].split()))
+                words = " ".join(written.partition(" #")[0].split())
+                yield Example(words, [secateur(), *shlex.split(words)[1:]], (), WHOLE) if shown else line(words)
+
+
+def whole_block(text: str) -> Example:
+    """Return a Python block that stands for itself."""
+    first = next(line for line in text.splitlines() if "secateur." in line)
+    return Example(f"python: {first} ...", [sys.executable, "-c", text], (), WHOLE)
 
 
 def block(text: str) -> Example:
