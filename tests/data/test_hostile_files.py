@@ -15,6 +15,7 @@ from scipy.io import loadmat, savemat
 from secateur.data import svhn
 from secateur.data.archives import map_npz, read_npz
 from secateur.data.cifar import CIFAR10, _batch
+from secateur.data.columns import read_columns
 from secateur.errors import WrongInput
 
 PIXELS = np.random.default_rng(0).integers(0, 256, (32, 32, 3, 5), dtype=np.uint8)
@@ -138,3 +139,14 @@ def test_a_member_without_a_name_is_refused(tmp_path):
         archive.writestr(zipfile.ZipInfo("\0hidden"), b"1")  # a name ends at its first zero
     with pytest.raises(WrongInput, match="leaves the archive"):
         read_npz(path)
+
+
+def test_texts_of_a_parquet_file_that_are_no_utf8_are_one_sentence(tmp_path):
+    pyarrow = pytest.importorskip("pyarrow")
+    parquet = pytest.importorskip("pyarrow.parquet")
+    path = tmp_path / "a.parquet"
+    for columns in ({"name": ["words"], "y": [0]}, {"words": [1.0], "y": [0]}):
+        parquet.write_table(pyarrow.table(columns), path, compression="none")
+        path.write_bytes(path.read_bytes().replace(b"words", b"w\xffrds"))
+        with pytest.raises(WrongInput, match="parquet"):
+            read_columns("data", path)

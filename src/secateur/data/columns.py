@@ -51,9 +51,9 @@ def _read_parquet(field: str, file: Path) -> Columns:
 
     try:
         table = pyarrow.parquet.read_table(file)
-    except (OSError, pyarrow.ArrowException) as error:
+        return {name: table[name].to_numpy() for name in table.column_names}
+    except (OSError, ValueError, KeyError, pyarrow.ArrowException) as error:  # also names and texts that are no UTF-8
         raise WrongInput(field, f"{file} cannot be read as parquet: {error}") from None
-    return {name: table[name].to_numpy() for name in table.column_names}
 
 
 def read_table(name: str, columns: Mapping[str, Any], label: str) -> Table:
