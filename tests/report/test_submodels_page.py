@@ -10,6 +10,7 @@ from secateur.evaluation.submodel_advice import Advice, Option, rows_of
 from secateur.metrics.membership import Estimate
 from secateur.report import submodels
 from secateur.report.page import Source, render
+from secateur.report.submodels_plots import draw_cells
 from secateur.report.terminal import print_submodels
 from secateur.runs.rows import Row
 
@@ -264,3 +265,8 @@ def test_advice_is_a_table_of_its_own():
     labels = LABELS | {"extra": {"submodels": "mapp-fl", "round": 3, "large_clients": 2}}
     page = page_of(rows_of([Advice(4, 490, (option,), 1.0, "the whole model: no other size was tried")], labels))
     assert "the whole model: no other size was tried" in page and "80.0%" in page and "490" in page
+
+
+def test_a_layer_of_very_many_cells_is_described_and_not_drawn():
+    (view,) = draw_cells([cells() | {"outputs": 10**9, "inputs": 10**9}])
+    assert view.panels == [] and "cells, too many to draw" in view.text

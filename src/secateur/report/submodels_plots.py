@@ -17,6 +17,7 @@ from secateur.report.summary import Labels, SummaryLine, average_along, group_by
 from secateur.runs.rows import Row
 
 GROUPS = 16  # different parts with a plot each: as many as MaPP-FL has groups at most
+CELLS = 1 << 18  # cells of a layer that is drawn
 NAMED = 12  # clients of a part that are named
 FRAME = {"zeroline": False, "showgrid": False, "showline": True, "mirror": True, "linecolor": GREY}
 FAINT = "rgba(43,134,197,0)"  # the first colour of the palette, clear
@@ -212,6 +213,8 @@ def _is_whole(figure: Labels, part: Cells) -> bool:
 def _draw_maps(figure: Labels) -> list[Panel]:
     """Plot the cells of all clients, then of each group."""
     parts = _group_clients(figure)
+    if figure["outputs"] * figure["inputs"] > CELLS:
+        return []
     count = sum(map(len, parts.values()))
     panels = [_draw_map(figure, parts, f"layer {figure['layer']}: how many of {count} clients train each cell")]
     drawn = [(part, clients) for part, clients in parts.items() if not _is_whole(figure, part)]
@@ -266,4 +269,6 @@ def _describe_parts(figure: Labels) -> str:
     """Return the number of different parts and their share of the cells in words."""
     parts = _group_clients(figure)
     share = _share_trained(figure, parts)
-    return f"In the last round {len(parts)} different parts were trained, together {share} of the cells."
+    cells = figure["outputs"] * figure["inputs"]
+    left = f" The layer has {cells:,} cells, too many to draw." if cells > CELLS else ""
+    return f"In the last round {len(parts)} different parts were trained, together {share} of the cells.{left}"
