@@ -55,16 +55,16 @@ def test_a_federation_is_its_server_and_its_average_client():
         pytest.approx(0.06),
     )
     assert found.cells["client_accuracy"].high - 0.65 == pytest.approx(0.01)  # by the same examples
-    assert found.cells["client_advantage"].high - 0.06 == pytest.approx(0.01 / 2**0.5)  # of members of their own
+    assert found.cells["client_advantage"].high - 0.06 == pytest.approx(0.01)  # by the same non-members
     assert found.value("server_accuracy") == 0.8 and submodels.list_excluded(found) == (2, [])
 
 
-def test_seeds_are_averaged_and_show_their_range():
+def test_seeds_are_averaged_and_show_an_interval_over_them():
     rows = party(0, 0.7, 0.04) + party(0, 0.8, 0.06, seed=1)
     (party_line,) = submodels.summarise_parties(rows)
     found = party_line.cells["client_advantage"]
     assert found.value == pytest.approx(0.05)
-    assert (found.low, found.high) == (0.04, 0.06)
+    assert (found.low, found.high) == pytest.approx((0.05 - 12.7062 * 0.01, 0.05 + 12.7062 * 0.01))
 
 
 def test_other_ways_of_asking_do_not_mix_with_the_plain_one():
@@ -75,11 +75,12 @@ def test_other_ways_of_asking_do_not_mix_with_the_plain_one():
     assert found.value == 0.04
 
 
-def test_the_average_clients_range_is_that_of_the_seeds_means():
+def test_the_average_clients_interval_is_that_of_the_seeds_means():
     rows = party(0, 0.7, 0.0) + party(1, 0.7, 0.4) + party(0, 0.7, 0.2, seed=1) + party(1, 0.7, 0.3, seed=1)
     (found,) = submodels.summarise_federations(rows)
     cell = found.cells["client_advantage"]
-    assert [cell.value, cell.low, cell.high] == pytest.approx([0.225, 0.2, 0.25])
+    radius = 12.706205 * 0.025  # Student's of .2 and .25
+    assert [cell.value, cell.low, cell.high] == pytest.approx([0.225, 0.225 - radius, 0.225 + radius])
 
 
 def test_every_attack_has_its_line_and_its_plane(capsys):

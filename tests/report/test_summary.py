@@ -27,7 +27,7 @@ def point(accuracy, auc, pruner="l1-unstructured"):
     return SummaryLine(labels_of(pruner, 0.5, "basic", attack="conf"), cells)
 
 
-def test_one_seed_keeps_its_interval_and_three_give_one_over_trainings_and_rows():
+def test_one_seed_keeps_its_interval_and_several_give_one_over_trainings_and_rows():
     labels = labels_of("snip", 0.5, "basic", attack="conf")
     one = summarise(attack_rows(labels, 0, 0.6))
     assert (one[0].cells["auc"].low, one[0].cells["auc"].high) == (0.57, 0.63)
@@ -40,7 +40,21 @@ def test_one_seed_keeps_its_interval_and_three_give_one_over_trainings_and_rows(
         *(round(0.6 + x, 6) for x in (-radius, radius)),
     ]
     two = summarise(row for seed, auc in enumerate((0.5, 0.7)) for row in attack_rows(labels, seed, auc))
-    assert (two[0].cells["auc"].low, two[0].cells["auc"].high) == (0.5, 0.7)
+    assert (two[0].cells["auc"].low, two[0].cells["auc"].high) == (0.0, 1.0)  # .6 +- 12.7 * .1, and a share
+
+
+def test_a_measure_without_intervals_has_students_over_the_seeds_and_no_seed_is_an_end():
+    labels = labels_of("snip", 0.5, "basic")
+
+    def ends(metric, *values):
+        rows = [Row(**labels, attack=None, seed=i, metric=metric, value=x) for i, x in enumerate(values)]
+        cell = summarise(rows)[0].cells[metric]
+        return round(cell.low, 3), round(cell.high, 3)
+
+    assert ends("bytes_masked", 100.0, 100.0) == (100.0, 100.0)
+    assert ends("seconds_masked", 0.2, 0.4, 0.6) == (0.0, 0.897)  # a time is above 0, and may be above 1
+    assert ends("advantage", 0.02, 0.04) == (-0.097, 0.157)
+    assert ends("test_accuracy", 0.9, 0.98) == (0.432, 1.0)
 
 
 def test_an_attack_stands_beside_its_model_whatever_the_attacker_knew():

@@ -120,6 +120,16 @@ def test_without_lpips_the_claims_are_held_by_cw_ssim_alone():
     assert said(findings, "DGP protects under every attack") == "supported"
 
 
+def test_lpips_and_cw_ssim_of_the_same_pictures_are_one_case():
+    rows = attacked("ig", "none", 0.0, 0.9) + attacked("ig", "dgp", 0.3, 0.85)
+    found = DgpResults(rows)
+    bare, dgp = found.clients
+    (case,) = found.contrast(dgp, bare, case="ig").values()
+    assert case.value == pytest.approx(0.05)  # of CW-SSIM; LPIPS differs by .3
+    _, findings = tables.fig3(found)
+    assert said(findings, "DGP protects under every attack") == "not supported"
+
+
 def test_the_settings_of_dgp_step_by_step():
     rob = {"attack": "rob", "batch_size": 9}
     rows = []

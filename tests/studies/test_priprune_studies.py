@@ -212,6 +212,14 @@ def test_priprune_that_withholds_nothing_is_refuted():
         assert said(findings, *words) == "not supported"
 
 
+def test_the_best_balance_needs_intervals_not_means():
+    rows = [federation(0.9, (0.5, 0.51)), federation(0.8, (0.20, 0.21), defense="priprune")]
+    near = federation(0.805, (0.15, 0.26), defense="pseudo-largest:rate=0.1")  # by its means as good in both
+    assert said(tables.fig8(seen(*rows, near))[1], "best balance") == "undecided"
+    far = federation(0.5, (0.05, 0.06), defense="pseudo-largest:rate=0.3")  # certainly less accurate
+    assert said(tables.fig8(seen(*rows, far))[1], "best balance") == "supported"
+
+
 def test_three_rules_real_and_pseudo():
     own = {"none": (0.9, 0.5), "largest": (0.5, 0.2), "random": (0.7, 0.4), "mix": (0.6, 0.3)}
     own |= {"pseudo-largest": (0.8, 0.1), "pseudo-random": (0.85, 0.4), "pseudo-mix": (0.82, 0.3)}

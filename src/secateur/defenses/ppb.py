@@ -17,8 +17,8 @@ class PairBasedPosteriorBalancing:
     """Cross-entropy plus the divergence between the ranked posteriors of paired examples (samia_ppb Eq. 6).
 
     Acts on: the loss of fine-tuning. Batches are shuffled, so an example of the first half and one of the second half
-    are a random pair without replacement. In an odd batch the last example has no pair. The mean over pairs equals Eq.
-    6 divided by the batch size, up to the share of pairs.
+    are a random pair without replacement. In an odd batch the last example has no pair. Both terms are means here, so
+    the divergence weighs twice as much as in Eq. 6 divided by the batch size B, which sums over B / 2 pairs.
     """
 
     strength: float = 4.0  # lambda; the paper tries 1, 2, 4, 8, 16

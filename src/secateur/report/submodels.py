@@ -5,13 +5,13 @@ An attack may score in several ways. The tables show the configured way, and `co
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Any, NamedTuple
 
+from secateur.evaluation.limits import average_trainings
 from secateur.evaluation.submodel_advice import Advice
-from secateur.metrics import estimates
 from secateur.metrics.estimates import SMALLEST, Correlation, average_on_same, exposure_correlation
 from secateur.metrics.membership import Estimate
 from secateur.report import summary, table
@@ -105,7 +105,7 @@ def summarise_parties(rows: Sequence[Row]) -> list[SummaryLine]:
 def summarise_federations(rows: Sequence[Row]) -> list[SummaryLine]:
     """Return one line a federation and attack, in the order they were run: its server, and its average client.
 
-    Clients share the test examples, so their accuracies are not independent. An attack uses each client's members.
+    Clients share the test examples, and attacks on them the non-members, so their results are not independent.
     Federations that were not attacked come last, with the accuracy of the last evaluated round.
     """
     parties = summarise_parties(rows)
@@ -113,8 +113,8 @@ def summarise_federations(rows: Sequence[Row]) -> list[SummaryLine]:
     for group in group_by(parties, lambda line: str(line.labels | {"client": None})).values():
         clients = [row for line in group if line.labels["client"] is not None for row in line.rows]
         cells = {
-            "client_accuracy": average_clients(select_rows(clients, "test_accuracy"), average_on_same),
-            "client_advantage": average_clients(select_rows(clients, "advantage"), estimates.average),
+            "client_accuracy": average_clients(select_rows(clients, "test_accuracy")),
+            "client_advantage": average_clients(select_rows(clients, "advantage")),
         }
         for server in (line.cells for line in group if line.labels["client"] is None):
             cells |= {"server_accuracy": server.get("test_accuracy"), "server_advantage": server["advantage"]}
@@ -162,14 +162,11 @@ def list_excluded(line: SummaryLine) -> tuple[int, list[str]]:
     return len(clients), [cell.note or "" for cell in clients if cell.value is None]
 
 
-def average_clients(rows: Iterable[Row], combine: Callable[[Sequence[Estimate]], Estimate]) -> SummaryCell | None:
-    """Return the average client: one seed has the clients' joint interval, several the range of their means."""
+def average_clients(rows: Iterable[Row]) -> SummaryCell | None:
+    """Return the average client, with the joint interval of one seed's clients, or that over trainings of several."""
     seeds = group_by(rows, lambda row: row.seed).values()
-    means = [combine([_estimate(row.value, row) for row in same if row.value is not None]) for same in seeds]
-    if len(means) == 1:
-        return SummaryCell(*means[0][:3])
-    values = [mean.value for mean in means]
-    return replace(summary.average_cell(values), low=min(values), high=max(values)) if values else None
+    means = [average_on_same([_estimate(row.value, row) for row in same if row.value is not None]) for same in seeds]
+    return SummaryCell(*average_trainings(means, (-1.0, 1.0))[:3]) if means else None
 
 
 def _estimate(value: float, row: Row) -> Estimate:

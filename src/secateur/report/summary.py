@@ -29,6 +29,7 @@ CONTENT = (
     "records",
 )
 APART = ("valid", "layer_sparsity")  # metrics of a check or a layer: no line of a table
+SIGNED = ("advantage", "gap", "drop", "change", "ami", "psnr")  # words in the names of measures that may be below 0
 GRID = 120  # points of a mean curve
 DEEDS = {"int8": "quantisation", "distil": "distillation", "none": "none"}  # other compressors prune
 MOST_NAMES = 40  # names that a sentence lists
@@ -40,7 +41,7 @@ GroupKey = TypeVar("GroupKey", bound=Hashable)
 
 @dataclass(frozen=True)
 class SummaryCell:
-    """Measure over the seeds: the mean, and the interval of a single seed or the range of several."""
+    """Measure over the seeds: the mean, and the interval of a single seed or over the trainings of several."""
 
     value: float | None
     low: float | None
@@ -241,19 +242,30 @@ def _summarise_cells(rows: Iterable[Row]) -> dict[str, SummaryCell]:
 def summarise_cell(rows: Sequence[Row]) -> SummaryCell:
     """Return the mean of one measure over the seeds; rows without a value add their note only.
 
-    From three seeds on its interval covers trainings and rows, as that of a limit does. Of two seeds, and of a measure
-    without intervals of its own, the ends are the smallest and the largest value.
+    Of several seeds its interval covers trainings and rows, as that of a limit does. A measure without intervals of its
+    own has Student's interval over the trainings.
     """
     notes = "; ".join(sorted({row.note for row in rows if row.note})) or None
     known = [row for row in rows if row.value is not None]
     if len(known) == 1:
         return SummaryCell(known[0].value, known[0].low, known[0].high, notes)
-    values = [row.value for row in known if row.value is not None]
-    if len(known) > 2 and all(row.low is not None and row.high is not None for row in known):
-        ends = [end for row in known for end in (row.low, row.high) if end is not None]
-        bounds = (0.0, 1.0) if min(ends) >= 0 and max(ends) <= 1 else (-math.inf, math.inf)
-        return SummaryCell(*average_trainings([estimate(row) for row in known], bounds)[:3], notes)
-    return SummaryCell(average(values), min(values, default=None), max(values, default=None), notes)
+    if not known:
+        return SummaryCell(None, None, None, notes)
+    return SummaryCell(*average_trainings([_estimate_alone(row) for row in known], _bounds(known))[:3], notes)
+
+
+def _estimate_alone(row: Row) -> Estimate:
+    """Return a row's value; a missing end of its interval is the value."""
+    assert row.value is not None
+    return Estimate(row.value, *(row.value if end is None else end for end in (row.low, row.high)))
+
+
+def _bounds(rows: Sequence[Row]) -> tuple[float, float]:
+    """Return the range of a measure as far as its name and rows show it: shares lie between 0 and 1."""
+    ends = [end for row in rows for end in (row.value, row.low, row.high) if end is not None]
+    share = rows[0].metric.endswith("accuracy") or all(row.low is not None for row in rows)
+    signed = min(ends) < 0 or any(word in rows[0].metric for word in SIGNED)
+    return -math.inf if signed else 0.0, 1.0 if share and max(ends) <= 1 else math.inf
 
 
 def select_models(lines: Sequence[SummaryLine]) -> list[SummaryLine]:

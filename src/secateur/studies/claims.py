@@ -25,10 +25,16 @@ class Finding:
     claim: str
     measured: str
     verdict: str
+    key: str = ""  # table.name in the paper's claims.json, or the name of a claim that code judges
 
 
 def judge(
-    claim: str, cases: Mapping[str, Estimate | None], need: Need = "most", bound: float = 0.0, unit: str = "points"
+    claim: str,
+    cases: Mapping[str, Estimate | None],
+    need: Need = "most",
+    bound: float = 0.0,
+    unit: str = "points",
+    key: str = "",
 ) -> Finding:
     """Test the claim `case > bound` in most, every or some cases by the cases' intervals.
 
@@ -38,7 +44,7 @@ def judge(
     known = {name: case for name, case in cases.items() if case is not None}
     above = sum(case.low > bound for case in known.values())
     against = sum(case.high <= bound for case in known.values())
-    return Finding(claim, _describe(known, above, against, unit), verdict(above, against, len(known), need))
+    return Finding(claim, _describe(known, above, against, unit), verdict(above, against, len(known), need), key)
 
 
 def verdict(above: int, against: int, cases: int, need: Need = "most") -> str:
@@ -60,12 +66,12 @@ def negate(estimate: Estimate) -> Estimate:
     return Estimate(-estimate.value, -estimate.high, -estimate.low, estimate.note)
 
 
-def equals(claim: str, measured: Estimate, paper: float) -> Finding:
+def equals(claim: str, measured: Estimate, paper: float, key: str = "") -> Finding:
     """Test whether our interval contains the paper's number."""
     text = f"{format_estimate(measured)} against the paper's {100 * paper:.2f}%"
     if not (math.isfinite(measured.low) and math.isfinite(measured.high)):
-        return Finding(claim, text, UNDECIDED)
-    return Finding(claim, text, SUPPORTED if measured.low <= paper <= measured.high else NOT_SUPPORTED)
+        return Finding(claim, text, UNDECIDED, key)
+    return Finding(claim, text, SUPPORTED if measured.low <= paper <= measured.high else NOT_SUPPORTED, key)
 
 
 def format_estimate(estimate: Estimate, unit: str = "%") -> str:

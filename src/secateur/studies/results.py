@@ -148,10 +148,8 @@ class Results(ABC, Generic[K]):
         for name, claim in read_data(self.paper, "claims")[table].items():
             measured = cases[name] if name in cases else self.compare(claim, texts)
             unit = claim.get("unit", "points").format(**texts)
-            finding = judge(
-                claim["claim"].format(**texts), measured, claim.get("need", "most"), claim.get("bound", 0.0), unit
-            )
-            findings.append(finding)
+            sentence, need, bound = claim["claim"].format(**texts), claim.get("need", "most"), claim.get("bound", 0.0)
+            findings.append(judge(sentence, measured, need, bound, unit, f"{table}.{name}"))
         return findings
 
 

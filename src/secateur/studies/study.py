@@ -72,6 +72,7 @@ class Study:
     table: str  # the function that makes the table, as module:function of the package
     steps: Sequence[Mapping[str, Any]]  # the fields of its measurements
     intervals: str = ""  # describes the table's intervals; empty: the paper's plan does
+    caution: str = ""  # how a line or an attacker was picked, for the table's reader
 
     def plan(self, request: Request) -> StudyPlan:
         """Return the plan of the study; raise for wrong input before any work."""
@@ -139,7 +140,7 @@ def reproduce(name: str, scale: str, options: Mapping[str, Any], overrides: list
     rows = plan.run()
     lines, findings = plan.tabulate(rows)
     facts = {"study": name, "scale": scale} | plan.facts(rows)
-    table = StudyTable(entry.summary, facts, lines, findings, plan.intervals)
+    table = StudyTable(entry.summary, facts, lines, findings, plan.intervals, entry.make().caution)
     write(out / "table.md", table.markdown().encode())
     write(out / "table.jsonl", table.jsonl().encode())
     return table

@@ -38,6 +38,7 @@ class StudyTable:
     lines: Sequence[TableLine]
     findings: Sequence[Finding] = field(default_factory=list)
     intervals: str = ""  # describes the bracketed intervals; empty: they are over examples or seeds
+    caution: str = ""  # how a line or an attacker was picked
 
     def markdown(self) -> str:
         """Return the text of table.md, with columns aligned for reading in a terminal."""
@@ -59,8 +60,8 @@ class StudyTable:
             text = "Intervals (95 %) are over the examples of one seed; another seed may differ by more."
         else:
             text = "Values are means over seeds, with Student's 95 % intervals over them."
-        tiny = " This scale shows that the study runs, not what is true."
-        return text + tiny if self.settings["scale"] == "tiny" else text
+        tiny = "This scale shows that the study runs, not what is true." if self.settings["scale"] == "tiny" else ""
+        return " ".join(filter(None, (text, self.caution, tiny)))
 
     def rows(self) -> Iterator[dict[str, Any]]:
         """Yield one flat object per measured number, then one per claim."""

@@ -13,7 +13,7 @@ from operator import sub
 from typing import Any, ClassVar, Literal, NamedTuple
 
 from secateur.catalogue import name_of
-from secateur.metrics.estimates import SMALLEST, Measure, average, average_on_same, combine, exposure_correlation, mean
+from secateur.metrics.estimates import SMALLEST, Measure, average_on_same, combine, exposure_correlation, mean
 from secateur.metrics.membership import Estimate
 from secateur.report.summary import estimate
 from secateur.runs.rows import Row
@@ -120,14 +120,13 @@ class MappResults(Results[MappFederation]):
     def value(self, federation: MappFederation | None, metric: Metric) -> Measure:
         """Return a metric by seed; it is empty if it was not measured.
 
-        Accuracies of all clients are on the same test examples; attacks ask about each client's own members. Only
-        small clients count in a federation of clients that train alone, as in the paper.
+        Clients share the test examples, and attacks on them the non-members, so one seed's mean over clients is no more
+        certain than each. Only small clients count in a federation of clients that train alone, as in the paper.
         """
         if federation is None or metric.of == "server":
             return self.of(federation, metric.name, metric.query, scope="server")
         by_seed = self.clients(federation, metric.name, metric.query, federation.alone or metric.of == "small")
-        pooled = average if metric.query else average_on_same
-        return {seed: pooled(list(clients.values())) for seed, clients in by_seed.items()}
+        return {seed: average_on_same(list(clients.values())) for seed, clients in by_seed.items()}
 
     def points(self, federation: MappFederation) -> list[tuple[int, float]]:
         """Return (dataset size, advantage) of every client of every seed."""

@@ -75,7 +75,7 @@ class PripruneResults(Results[PripruneFederation]):
         return course
 
     def strongest(self, federation: Place, metric: str = NMI) -> str | None:
-        """Return the attack with the highest mean."""
+        """Return the attack with the highest mean; the outcome picks it, which a real attacker cannot know."""
         attacks = [] if federation is None else self.attacks_on(federation)
         means = {name: _mean(self.course(federation, metric, name)) for name in attacks}
         return max(means, key=lambda name: means[name], default=None)

@@ -6,7 +6,6 @@ paper does not state, and `defenses`, with all defenses on one axis.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from itertools import pairwise
@@ -121,7 +120,7 @@ def table2(results: PripruneResults) -> Tabulated:
             if results.stands.get((federation.model, federation.data)) == data:
                 saved = results.saving(results.other(federation, defense="none"), federation)
                 claim = f"PriPrune takes {100 * share:g} % of NMI away from {base}, {data}: at least half of that"
-                findings.append(judge(claim, {federation.data: saved}, "every", share / 2))
+                findings.append(judge(claim, {federation.data: saved}, "every", share / 2, key="saved"))
     return lines(results, lambda federation: _format_printed(results, federation)), findings
 
 
@@ -255,30 +254,30 @@ def _judge_rounds(results: PripruneResults, bare: Place, learnt: Place) -> Findi
     """Judge if the defended update leaks less in all attacked rounds."""
     claim = "PriPrune's NMI is the lower one throughout all rounds"
     if bare is None or learnt is None:
-        return judge(claim, {})
+        return judge(claim, {}, key="rounds")
     before, after = (results.course(federation, NMI, SGI) for federation in (bare, learnt))
     lower = [after[key] < before[key] for key in before if key in after]
     count = f"in {sum(lower)} of {len(lower)} attacked updates"
-    return Finding(claim, count, verdict(sum(lower), len(lower) - sum(lower), len(lower), "every"))
+    return Finding(claim, count, verdict(sum(lower), len(lower) - sum(lower), len(lower), "every"), "rounds")
 
 
 def _judge_balance(results: PripruneResults, learnt: Place, others: Iterable[PripruneFederation]) -> Finding:
-    """Judge that no other is both as accurate and as private, by the means."""
+    """Judge that no other is both as accurate and as private, by the intervals of both differences.
+
+    A rival is behind if it is certainly worse in one of them, and as good if it is certainly no worse in both. Both
+    meet their strongest attackers, picked by the outcome.
+    """
     claim = "PriPrune has the best balance: no other is at least as accurate and as private"
-    if learnt is None:
-        return judge(claim, {})
-    accuracy, hidden = _worth(results, learnt)
-    rivals = {federation.defense: _worth(results, federation) for federation in others}
-    beaten = [name for name, rival in rivals.items() if rival[0] >= accuracy and rival[1] >= hidden]
-    measured = f"at least as good in both: {', '.join(beaten)}" if beaten else "none is as good in both"
-    return Finding(claim, measured, verdict(0, 1, 1) if beaten else verdict(1, 0, 1))
-
-
-def _worth(results: PripruneResults, federation: PripruneFederation) -> tuple[float, float]:
-    """Return the accuracy, and the negative NMI under the strongest attacker."""
-    accuracy = mean(results.last(federation, ACCURACY))
-    leak = mean(results.over(federation, NMI, results.strongest(federation)))
-    return (accuracy.value if accuracy else -math.inf, -leak.value if leak else -math.inf)
+    mine, behind, as_good, rivals = _strongest_course(results, learnt), 0, [], list(others) if learnt else []
+    for rival in rivals:
+        leak = paired_difference(_strongest_course(results, rival), mine)
+        known = [case for case in (results.less(learnt, rival, ACCURACY), leak) if case is not None]
+        behind += any(case.low > 0 for case in known)
+        as_good += [rival.defense] if len(known) == 2 and all(case.high <= 0 for case in known) else []
+    measured = f"{behind} of {len(rivals)} certainly worse in one"
+    measured += f"; certainly as good in both: {', '.join(as_good)}" if as_good else ""
+    outcome = verdict(behind, len(as_good), len(rivals), "every")
+    return Finding(claim, measured if rivals else "not measured here", outcome, "balance")
 
 
 def _judge_adaptation(results: PripruneResults, learnt: Place) -> Finding:
@@ -286,11 +285,12 @@ def _judge_adaptation(results: PripruneResults, learnt: Place) -> Finding:
     claim = "PriPrune's defense rate adapts: it changes over the rounds by more than 1 point"
     course = {} if learnt is None else results.course(learnt, WITHHELD)
     if not course:
-        return judge(claim, {})
+        return judge(claim, {}, key="adapts")
     values = [value for _, value in sorted(course.items())]
     measured = f"from {100 * values[0]:.1f}% to {100 * values[-1]:.1f}%, between {100 * min(values):.1f}% and "
     case = Estimate(spread := max(values) - min(values), spread, spread)
-    return Finding(claim, f"{measured}{100 * max(values):.1f}%", judge(claim, {"": case}, bound=0.01).verdict)
+    outcome = judge(claim, {"": case}, bound=0.01).verdict
+    return Finding(claim, f"{measured}{100 * max(values):.1f}%", outcome, "adapts")
 
 
 def _steps_up(results: PripruneResults, federations: Sequence[PripruneFederation], metric: str) -> Cases:

@@ -92,7 +92,7 @@ def _findings(axis: Axis, drawn: Sequence[LeakageCurve]) -> Iterator[Finding]:
     def correlate(claim: str, first: str, second: str, sign: int = 1) -> Finding:
         rs = {curve.title: curve.correlate(first, second) for curve in drawn}
         cases = rs if sign > 0 else {name: r and negate(r) for name, r in rs.items()}
-        return judge(f"{claim} {RANKS}", cases, unit="")
+        return judge(f"{claim} {RANKS}", cases, unit="", key="bound" if "theory" in claim else "leakage")
 
     yield correlate(f"leakage {change} with the {axis.title}: NMI, 256 levels", "x", "nmi_256", sign)
     yield correlate(f"leakage {change} with the {axis.title}: beyond chance, AMI", "x", "ami_256", sign)

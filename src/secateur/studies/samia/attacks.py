@@ -3,8 +3,9 @@
 In Figs. 12, 13 and Table 1 the attacker does not know how the target was pruned. Figs. 16 to 19 are about defenses:
 their cost in accuracy, and the remaining attack accuracy. The paper omits points below 75 % of Basic's prediction
 accuracy or above Basic's attack accuracy. Here those points are shown and marked. A defense is judged by its point of
-least attack accuracy among those with at least 75 % of Basic's prediction accuracy. Points above Basic's attack
-accuracy count too: without them every defense would look good.
+least attack accuracy among those with at least 75 % of Basic's prediction accuracy. The victim's outcome picks that
+point, which flatters a defense. Points above Basic's attack accuracy count too: without them every defense would look
+good.
 """
 
 from __future__ import annotations
@@ -46,8 +47,9 @@ def risk_by_accuracy(results: AuditResults) -> Tabulated:
     worse = [model for model, change in drop.items() if change is not None and change.value > 0]
     lines = sorted(_risk_lines(results), key=lambda line: -line.cells["test_accuracy"].value)  # type: ignore[union-attr]
     similar = f"at a prediction accuracy within {100 * CLOSE:g} points of the original's, most pruned models leak more"
-    findings = _judge_pairings(results, similar, near)
-    findings += _judge_pairings(results, "most models that predict worse than the original still leak more", worse)
+    findings = _judge_pairings(results, "similar", similar, near)
+    leaks = "most models that predict worse than the original still leak more"
+    findings += _judge_pairings(results, "worse", leaks, worse)
     leaky, other = ("l1-unstructured", "slimming"), ("l1-structured", "l2-structured")
     unlike = _compare_pruners(results, leaky, other)
     least = _compare_pruners(results, (*leaky, "l2-structured"), ("l1-structured",))
@@ -59,7 +61,7 @@ def risk_by_sparsity(results: AuditResults) -> Tabulated:
     least = min((model.sparsity for model in results.pruned), default=0.0)
     low = [model for model in results.pruned if model.sparsity == least]
     claim = f"at a low sparsity ({least:g}) pruning always raises the risk"
-    return _risk_lines(results), _judge_pairings(results, claim, low, every=True)
+    return _risk_lines(results), _judge_pairings(results, "always", claim, low, every=True)
 
 
 def gaps(results: AuditResults) -> Tabulated:
@@ -99,7 +101,8 @@ def compare_attacks(results: AuditResults) -> Tabulated:
         leads = {model.title: _lead(results, model, measure) for model in results.pruned}
         words = {"measure": _words(measure), "unit": "points" if measure == "attack_accuracy" else ""}
         findings += results.judge("attacks", words, leads=leads)
-    return lines, findings + _judge_pairings(results, "pruned models leak more than the original", results.pruned)
+    leaks = "pruned models leak more than the original"
+    return lines, findings + _judge_pairings(results, "more", leaks, results.pruned)
 
 
 def vary_sparsity(results: AuditResults) -> Tabulated:
@@ -140,7 +143,7 @@ def vary_pruning(results: AuditResults) -> Tabulated:
     above = {"mean accuracy above guessing": mean_of([value - 0.5 for value in left])}
     findings = results.judge("unknown", effective=above)
     if paper is not None:
-        findings.append(equals("the loss of attack accuracy is the paper's", average, paper))
+        findings.append(equals("the loss of attack accuracy is the paper's", average, paper, "loss"))
     return lines, findings
 
 
@@ -167,7 +170,7 @@ def _pairing(results: AuditResults, model: VictimKey, after: str, before: str, m
 
 
 def _judge_pairings(
-    results: AuditResults, claim: str, models: Iterable[VictimKey], every: bool = False
+    results: AuditResults, key: str, claim: str, models: Iterable[VictimKey], every: bool = False
 ) -> list[Finding]:
     """Judge a claim under each pairing of attacks; only the same attack on both shows the effect of pruning."""
     models = list(models)
@@ -177,6 +180,7 @@ def _judge_pairings(
             {model.title: _pairing(results, model, after, before, metric) for model in models},
             "every" if every else "most",
             unit="" if metric == "auc" else "points",
+            key=key,
         )
         for title, after, before, metric in PAIRINGS
     ]
