@@ -13,7 +13,8 @@ from statistics import mean, stdev
 
 from scipy.stats import t
 
-from secateur.runs.rows import Row, read_archive
+from secateur.runs.archive import read_archive
+from secateur.runs.rows import Row
 
 ROWS = Path(__file__).parent / "rows" / "priprune-withholding.jsonl.xz"
 ATTACKERS = {
@@ -55,7 +56,7 @@ def show(value: float, half: float, digits: int = 3) -> str:
 
 def main(path: Path) -> None:
     """Print the provenance, then one line a federation: accuracy, leakage by attacker, and paired differences."""
-    provenance, rows = read_archive(path)
+    provenance, rows, _ = read_archive(path)
     values = collect(rows)
     print("\n".join(f"{name}: {value}" for name, value in provenance.items()), end="\n\n")
     heads = [f"{metric}: {name}" for metric in ("AMI", "recognisable, %") for name in ATTACKERS.values()]

@@ -11,7 +11,6 @@ from safetensors import safe_open
 
 from secateur.errors import WrongInput
 from secateur.runs.artifacts import NoSpace, Result, decode, encode, explained, key_of, save, write
-from secateur.runs.rows import Row, read_archive, write_archive
 
 KEY = key_of("train", {"seed": 1})
 RESULT = Result({"weight": torch.arange(6.0).reshape(2, 3), "kept": torch.tensor([True, False])}, {"epochs": 3})
@@ -162,20 +161,3 @@ def test_a_full_device_is_told_in_one_sentence():
         open("/dev/full", "wb", buffering=0) as f,
     ):
         f.write(b"x")
-
-
-def test_an_archive_holds_rows_and_their_provenance(tmp_path):
-    rows = [
-        Row(
-            model="m",
-            dataset="d",
-            seed=seed,
-            metric="auc",
-            value=value,
-            note="of few",
-            extra={"round": 3, "view": "sum"},
-        )
-        for seed, value in ((0, 0.5), (1, None), (1, float("inf")))
-    ]
-    write_archive(tmp_path / "rows.jsonl.xz", rows, {"commit": "abc", "seeds": [0, 1]})
-    assert read_archive(tmp_path / "rows.jsonl.xz") == ({"commit": "abc", "seeds": [0, 1]}, rows)

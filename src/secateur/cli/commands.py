@@ -352,19 +352,28 @@ def _list_method(name: str, as_json: bool) -> None:
 
 @command()
 def report(
-    folders: Annotated[list[Path], typer.Argument(metavar="DIR...")],
+    folders: Annotated[list[Path], typer.Argument(metavar="RUN...")],
     out: Annotated[Path | None, typer.Option(help="The page; by default report.html in the one folder.")] = None,
     formats: Annotated[
         str, typer.Option("--format", help="Evidence pack of an audit: html, pdf, md, json, model-card.")
     ] = "",
     policy: Annotated[Path | None, typer.Option(help="Policy file (YAML) that the evidence is held against.")] = None,
+    rows: Annotated[
+        Path | None, typer.Option(help="Archive the rows of finished runs with their provenance: NAME.jsonl.xz.")
+    ] = None,
+    study: Annotated[str, typer.Option(help="Studies that the archived rows belong to, if the runs were none.")] = "",
+    commit: Annotated[str | None, typer.Option(help="Commit of the archived runs; by default this checkout's.")] = None,
 ) -> None:
     """Write the page of one run, or one page of several; with --format the evidence pack of an audit.
 
-    DIR... are the folders of the runs.
+    RUN... are folders of runs, or archives of rows (NAME.jsonl.xz), whose studies' tables are printed too.
     """
+    from secateur.runs.archive import is_archive
     from secateur.runs.folder import explain_damage
 
+    if rows is not None:
+        _archive(folders, rows, study, commit)
+        return
     if formats:
         from secateur.config import PolicyFile, read
         from secateur.report.evidence import write_pack
@@ -376,7 +385,35 @@ def report(
     from secateur.report.page import write_page
 
     with explain_damage(folders):
-        say(write_page(folders, out))
+        page = write_page(folders, out)
+        for archive in filter(is_archive, folders):
+            _print_tables(archive)
+    say(f"the page: {page}" if any(map(is_archive, folders)) else page)
+
+
+def _archive(folders: Sequence[Path], file: Path, studies: str, commit: str | None) -> None:
+    """Write the rows of finished runs into one archive."""
+    from secateur.catalogue import find
+    from secateur.runs.archive import SUFFIX, gather_runs, is_archive, write_archive
+
+    if not is_archive(file):
+        raise WrongInput("rows", f"{file} is no name of an archive; use NAME{SUFFIX}")
+    _check_writable(file)
+    names = [name.strip() for name in studies.split(",") if name.strip()]
+    for name in names:
+        find("study", name)
+    archive = gather_runs(folders, names, commit)
+    write_archive(file, archive.rows, archive.provenance, archive.figures)
+    say(*(f"{name}: {value}" for name, value in archive.provenance.items()), f"{len(archive.rows):,} rows: {file}")
+
+
+def _print_tables(file: Path) -> None:
+    """Print the tables of the studies whose rows an archive holds."""
+    from secateur.runs.archive import read_archive
+    from secateur.studies.study import tabulate_archive
+
+    for table in tabulate_archive(read_archive(file)):
+        typer.echo(table.markdown())
 
 
 def main(arguments: list[str] | None = None) -> int:

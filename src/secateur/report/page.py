@@ -22,6 +22,7 @@ from secateur.report.summary import APART, Labels, group_by, group_by_setting, j
 from secateur.report.table import name_measure
 from secateur.report.update_verdict import UpdateVerdict, judge_federations, judge_updates
 from secateur.report.verdict import write_verdict
+from secateur.runs.archive import SUFFIX, is_archive, read_archive
 from secateur.runs.artifacts import SCHEMA, write
 from secateur.runs.folder import check_plain, load_config, load_figures, load_marker, load_rows, read_lines
 from secateur.runs.rows import Row
@@ -42,11 +43,15 @@ class Source:
 
 
 def write_page(folders: Sequence[Path], out: Path | None = None) -> Path:
-    """Write the page of the runs in these folders; `out` defaults to report.html in a single folder."""
+    """Write the page of the runs in these folders and archives.
+
+    `out` defaults to report.html in a single folder, and to NAME.html here for a single archive NAME.
+    """
     if out is None:
         if len(folders) != 1:
             raise WrongInput("out", "the page of several runs needs a file; use --out FILE.html")
-        out = folders[0] / "report.html"
+        alone = folders[0]
+        out = Path(alone.name.removesuffix(SUFFIX) + ".html") if is_archive(alone) else alone / "report.html"
     if out.is_dir():
         raise WrongInput("out", f"{out} is a folder; use a file such as report.html")
     with _collector_paused():
@@ -83,6 +88,10 @@ def load_sources(folders: Sequence[Path]) -> list[Source]:
         names = [str(folder) for folder in folders]
     sources = []
     for folder, name in zip(folders, names, strict=True):
+        if is_archive(folder):
+            archive = read_archive(folder)
+            sources.append(Source(name, archive.rows, archive.figures, "", archive.provenance))
+            continue
         check_plain(folder, "run")
         if (folder / "pieces.jsonl").exists():
             prefix = "" if len(folders) == 1 else f"{name}: "

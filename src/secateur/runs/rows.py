@@ -7,11 +7,9 @@ group, and groups.jsonl holds each group once: the fields that its rows share. N
 from __future__ import annotations
 
 import json
-import lzma
 import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, fields
-from pathlib import Path
 from typing import Any
 
 from secateur.errors import printable
@@ -164,28 +162,6 @@ def unpack(packed: Mapping[str, Any]) -> list[Row]:
     """Return the rows of a result of `pack`."""
     groups = Groups(packed["groups"])
     return [groups.expand(line) for line in packed["rows"]]
-
-
-def write_archive(path: Path, rows: Iterable[Row], provenance: Mapping[str, Any]) -> None:
-    """Write the rows of a study into one compressed file: provenance, groups and notes, then short lines.
-
-    Args:
-        path: the file, NAME.jsonl.xz.
-        rows: the measurements.
-        provenance: the command, commit, seeds and machine behind them.
-    """
-    packed = pack(rows)
-    lines = [{"schema": SCHEMA, "provenance": dict(provenance)}, *packed["groups"], *packed["rows"]]
-    with lzma.open(path, "wt", encoding="utf-8", preset=9) as file:
-        file.writelines(json.dumps(line, separators=(",", ":")) + "\n" for line in lines)
-
-
-def read_archive(path: Path) -> tuple[dict[str, Any], list[Row]]:
-    """Return the provenance and the rows of a file of `write_archive`."""
-    with lzma.open(path, "rt", encoding="utf-8") as file:
-        first, *lines = map(json.loads, file)
-    groups = Groups(line for line in lines if "schema" in line)
-    return first["provenance"], [groups.expand(line) for line in lines if "schema" not in line]
 
 
 def join_notes(*notes: str | None) -> str | None:

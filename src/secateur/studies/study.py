@@ -28,6 +28,7 @@ from secateur.data.dataset import Dataset
 from secateur.data.load import load
 from secateur.errors import WrongInput, check_number, check_whole, unknown
 from secateur.evaluation.client import check_pictures
+from secateur.runs.archive import Archive
 from secateur.runs.artifacts import write
 from secateur.runs.folder import Run, open_run
 from secateur.runs.rows import Row
@@ -69,6 +70,7 @@ class Study:
 
     package: str  # the paper's
     make_plan: Callable[[Study, Request], StudyPlan]
+    gather: Gather  # results from archived rows
     table: str  # the function that makes the table, as module:function of the package
     steps: Sequence[Mapping[str, Any]]  # the fields of its measurements
     intervals: str = ""  # describes the table's intervals; empty: the paper's plan does
@@ -83,6 +85,10 @@ class Study:
         module, _, function = self.table.partition(":")
         table: Tabulated = getattr(import_module(f"{__package__}.{self.package}.{module}"), function)(results)
         return table
+
+    def tabulate_rows(self, archive: Archive) -> dict[str, Tabulated]:
+        """Return the tables of archived rows by the network and data set that they are about."""
+        return {title: self.tabulate(results) for title, results in self.gather(self, archive).items()}
 
     def read_steps(self, kind: type[S], **values: Sequence[Any]) -> list[S]:
         """Return the steps, in which `{name}` stands for each of the values of that name.
@@ -100,11 +106,14 @@ class Study:
         return read
 
 
-def register(paper: str, package: str, make_plan: Callable[[Study, Request], StudyPlan]) -> None:
+Gather = Callable[[Study, Archive], Mapping[str, Any]]  # the paper's results by network and data set
+
+
+def register(paper: str, package: str, make_plan: Callable[[Study, Request], StudyPlan], gather: Gather) -> None:
     """Add the studies of a paper to the catalogue by name, each with its title."""
     for name, study in read_data(package, "studies")["studies"].items():
         fields = {key: value for key, value in study.items() if key != "title"}
-        make = _factory(Study(package, make_plan, **fields))
+        make = _factory(Study(package, make_plan, gather, **fields))
         make.__doc__ = study["title"]
         method("study", name, paper, scales=SIZES)(make)
 
@@ -144,6 +153,22 @@ def reproduce(name: str, scale: str, options: Mapping[str, Any], overrides: list
     write(out / "table.md", table.markdown().encode())
     write(out / "table.jsonl", table.jsonl().encode())
     return table
+
+
+def tabulate_archive(archive: Archive) -> list[StudyTable]:
+    """Return the tables of archived rows: one for each study of their provenance, network and data set."""
+    tables = []
+    for name in archive.studies:
+        entry = find("study", name)
+        study: Study = entry.make()
+        for title, (lines, findings) in study.tabulate_rows(archive).items():
+            facts: dict[str, Any] = {"study": name, "scale": archive.scale or "not stated"} | (
+                {"of": title} if title else {}
+            )
+            facts |= {key: archive.provenance.get(key, "not stated") for key in ("commit", "machine")}
+            facts |= {"seeds": sorted({row.seed for row in archive.rows})}
+            tables.append(StudyTable(entry.summary, facts, lines, findings, study.intervals, study.caution))
+    return tables
 
 
 def run_steps(

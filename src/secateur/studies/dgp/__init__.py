@@ -12,6 +12,7 @@ from typing import Any
 
 from secateur.config import Invert, read
 from secateur.evaluation.setup import device_of
+from secateur.runs.archive import Archive
 from secateur.runs.folder import Run
 from secateur.runs.rows import Row
 from secateur.studies.dgp import cost, extensions, tables, theory
@@ -96,4 +97,9 @@ def _facts(scale: Scale, rows: Sequence[Row]) -> dict[str, Any]:
     return facts
 
 
-register("dgp", "dgp", plan)
+def gather(study: Study, archive: Archive) -> dict[str, DgpResults]:
+    """Return the results of archived rows, whose keys hold network and data set."""
+    return {"": DgpResults(archive.rows)}
+
+
+register("dgp", "dgp", plan, gather)

@@ -1,7 +1,7 @@
 """Results of dgp by attacker and training, and tables of reconstructions and of training accuracy.
 
 Those are Tables 1, 2, 5, 6 and 7, Figs. 2 to 4, and the galleries of Figs. 5 to 9. Each line of reconstructions has the
-plain attacker, and beside it the best of the attackers that know of the defense, picked by its own outcome.
+plain attacker, and beside it the best of those that know of the defense. Its own outcome picks the best.
 """
 
 from __future__ import annotations

@@ -43,15 +43,18 @@ from secateur.federated.submodels.local_baseline import LocalBaseline
 from secateur.federated.submodels.membership_attacks import Asking
 from secateur.federated.submodels.networks import without_statistics
 from secateur.federated.traffic import Measure
+from secateur.metrics.estimates import SMALLEST
 from secateur.models.create import create
 from secateur.progress import progress
+from secateur.report.summary import group_by
+from secateur.runs.archive import Archive
 from secateur.runs.artifacts import Result, key_of
 from secateur.runs.folder import Run
 from secateur.runs.rows import Row
 from secateur.runs.unfinished import forget
 from secateur.seeding import derive
 from secateur.studies.mapp.tables import MappResults, by_query
-from secateur.studies.study import Request, Scale, Study, StudyPlan, load_pictures, register, run_steps, scale_of
+from secateur.studies.study import SIZES, Request, Scale, Study, StudyPlan, load_pictures, register, run_steps, scale_of
 from secateur.studies.table import Tabulated
 
 SIZES_SEED = 41  # with this seed ten clients of CIFAR-10 have the sizes of Table 2
@@ -278,4 +281,11 @@ def plan(study: Study, request: Request) -> StudyPlan:
     )
 
 
-register("mapp_fl", "mapp", plan)
+def gather(study: Study, archive: Archive) -> dict[str, MappResults]:
+    """Return the results of archived federations by data set."""
+    smallest = scale_of("mapp", archive.scale).smallest if archive.scale in SIZES else SMALLEST
+    by_data = group_by(archive.rows, lambda row: row.dataset)
+    return {data: MappResults(rows, smallest) for data, rows in by_data.items()}
+
+
+register("mapp_fl", "mapp", plan, gather)

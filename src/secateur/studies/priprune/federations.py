@@ -21,6 +21,7 @@ from typing import Any, Literal, NamedTuple
 import torch
 
 from secateur import tree
+from secateur.catalogue import name_of
 from secateur.config import Federate, dump, read
 from secateur.data.dataset import Dataset
 from secateur.data.partition import by_writer
@@ -30,16 +31,19 @@ from secateur.evaluation.setup import device_of
 from secateur.experiments.federate import FederateExperiment, check_federate
 from secateur.federated.build import load_data
 from secateur.models.create import create
+from secateur.runs.archive import Archive
 from secateur.runs.folder import Run
 from secateur.runs.rows import Row
 from secateur.seeding import derive
 from secateur.studies.priprune.results import CIFAR10, FEMNIST, PripruneResults
-from secateur.studies.priprune.theory import bound
-from secateur.studies.study import Request, Scale, Study, StudyPlan, register, run_steps, scale_of, select_steps
+from secateur.studies.priprune.theory import STANDS_FOR, bound
+from secateur.studies.results import names_of
+from secateur.studies.study import SIZES, Request, Scale, Study, StudyPlan, register, run_steps, scale_of, select_steps
 
 FIVE = ("random", "snip", "synflow", "feddst", "prunefl")  # base prunings of Figs. 2, 3 and 4
 WEIGHTS = {FEMNIST: 6_603_710, CIFAR10: 9_385_994}  # number of weights of the paper's networks
 LAMBDAS = ("accuracy", "privacy", "sharing")
+TESTED = {"qmnist": 10_000, "cifar10": 10_000}  # test examples of whole data sets
 PARTS = {name: name for name in ("bases", "defenses", "broadcast")}  # fields that `--set` can select from
 INTERVALS = {
     True: "Leakage is the mean over the attacked rounds, in brackets Student's 95 % interval over these; "
@@ -272,4 +276,14 @@ def _facts(scale: Scale, rows: Sequence[Row], ready: Sequence[ConfiguredFederati
     return facts | {"iterations": scale.iterations, "attack rate": scale.attack_rate}
 
 
-register("priprune", "priprune", plan)
+def gather(study: Study, archive: Archive) -> dict[str, PripruneResults]:
+    """Return the results of the archived federations that are the study's, by base pruning and defense."""
+    scale = archive.scale if archive.scale in SIZES else "full"
+    steps = study.read_steps(Federations, **values_of(read_scale(scale, ())))
+    wanted = {(name_of(base), names_of(text)) for step in steps for base in step.bases for text in step.defenses}
+    rows = [row for row in archive.rows if (name_of(row.pruner or "none"), names_of(row.defense or "none")) in wanted]
+    stands = {(row.model, row.dataset): STANDS_FOR.get(row.dataset, "") for row in rows}
+    return {"": PripruneResults(rows, TESTED if scale == "full" else {}, stands)}
+
+
+register("priprune", "priprune", plan, gather)

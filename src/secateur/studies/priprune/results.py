@@ -91,7 +91,9 @@ class PripruneResults(Results[PripruneFederation]):
         ends = {key[0]: value for key, value in sorted(self.course(federation, metric).items())}
         if federation is None or metric != ACCURACY:
             return {seed: Estimate(value, -math.inf, math.inf) for seed, value in ends.items()}
-        return {seed: share_of(value, self.tested[federation.data]) for seed, value in ends.items()}
+        if (tested := self.tested.get(federation.data)) is None:  # rows of an archive do not say
+            return {seed: Estimate(value, -math.inf, math.inf) for seed, value in ends.items()}
+        return {seed: share_of(value, tested) for seed, value in ends.items()}
 
     def less(self, one: Place, other: Place, metric: str = NMI, attack: Any = SGI) -> Estimate | None:
         """Return one federation's leakage less the other's: for one seed by update, for several by seed.

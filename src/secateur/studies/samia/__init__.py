@@ -11,9 +11,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from secateur.catalogue import methods
+from secateur.catalogue import methods, name_of
 from secateur.config import Audit, read
 from secateur.errors import WrongInput
+from secateur.report.summary import group_by
+from secateur.runs.archive import Archive
+from secateur.runs.rows import Row
 from secateur.studies.results import AuditResults
 from secateur.studies.study import Request, Scale, Study, StudyPlan, register, scale_of
 
@@ -97,4 +100,23 @@ def plan(study: Study, request: Request) -> StudyPlan:
     )
 
 
-register("samia_ppb", "samia", plan)
+def gather(study: Study, archive: Archive) -> dict[str, AuditResults]:
+    """Return the results of archived audits by network and data set, under the attacks of the study."""
+    step = study.read_steps(AuditStep)[0]
+    attacks = {name_of(name) for name in step.attack}
+
+    def belongs(row: Row) -> bool:
+        informed = len(step.defense) == 1 or row.adaptive in (None, step.adaptive)
+        return row.attack is None or (name_of(row.attack) in attacks and informed)
+
+    victims = group_by(filter(belongs, archive.rows), lambda row: (row.model, row.dataset))
+    return {
+        f"{model} on {data}": AuditResults(
+            rows,
+            [figure for figure in archive.figures if (figure.get("model"), figure.get("dataset")) == (model, data)],
+        )
+        for (model, data), rows in victims.items()
+    }
+
+
+register("samia_ppb", "samia", plan, gather)

@@ -1,0 +1,122 @@
+"""Archives of rows: what goes in comes out, what a stranger wrote is refused, and runs become one file."""
+
+import json
+import lzma
+
+import pytest
+
+from secateur.cli import main
+from secateur.errors import WrongInput
+from secateur.runs import archive
+from secateur.runs.archive import gather_runs, read_archive, write_archive
+from secateur.runs.folder import COMMAND, open_run
+from secateur.runs.rows import Row
+
+LABELS = {"model": "mlp", "dataset": "digits", "pruner": "none", "sparsity": 0.0, "defense": "basic"}
+FIGURE = LABELS | {"kind": "classes", "quantity": "confidence", "seed": 0, "members": [0.9], "nonmembers": [0.7]}
+
+
+def rows_of(seed):
+    values = {"test_accuracy": 0.9, "train_accuracy": 1.0, "confidence_gap": 0.2, "sensitivity_gap_size": 0.1}
+    return [Row(**LABELS, seed=seed, metric=name, value=x, low=x - 0.01, high=x + 0.01) for name, x in values.items()]
+
+
+@pytest.fixture
+def runs(tmp_path):
+    """Two seeds of a study, run on a machine of its own each."""
+    folders = []
+    for seed in (0, 1):
+        folder = tmp_path / f"run-{seed}"
+        token = COMMAND.set(
+            f"secateur reproduce samia-fig6 --scale small --data-folder /home/me/data --out runs/{seed}"
+        )
+        with open_run(folder, "audit", {"model": "mlp"}, seeds=[seed]) as run:
+            run.add(rows_of(seed))
+            run.show([FIGURE | {"seed": seed}, {"kind": "roc", "fpr": [0, 1], "tpr": [0, 1], "seed": seed}])
+        COMMAND.reset(token)
+        folders.append(folder)
+    return folders
+
+
+def test_rows_provenance_and_some_figures_come_back(tmp_path):
+    labels = {"model": "m", "dataset": "d", "metric": "auc", "note": "of few", "extra": {"round": 3, "view": "sum"}}
+    rows = [Row(**labels, seed=seed, value=value) for seed, value in ((0, 0.5), (1, None), (1, float("inf")))]
+    write_archive(tmp_path / "a.jsonl.xz", rows, {"commit": "abc"}, [FIGURE, {"kind": "picture", "png": "..."}])
+    assert read_archive(tmp_path / "a.jsonl.xz") == ({"commit": "abc"}, rows, [FIGURE])
+
+
+def test_runs_become_one_archive_without_the_users_paths(runs):
+    gathered = gather_runs(runs, commit="abc1234")
+    assert len(gathered.rows) == 8 and len(gathered.figures) == 4
+    assert (gathered.studies, gathered.scale, gathered.provenance["seeds"]) == (["samia-fig6"], "small", [0, 1])
+    assert gathered.provenance["commit"] == "abc1234" and "/home/me" not in json.dumps(gathered.provenance)
+    with pytest.raises(WrongInput, match="not finished"):
+        marker = runs[0] / "run.json"
+        marker.write_text(json.dumps(json.loads(marker.read_text()) | {"finished": None}))
+        gather_runs(runs, commit="abc1234")
+
+
+def test_one_command_archives_and_another_makes_page_and_table(runs, tmp_path, capsys):
+    file, page = tmp_path / "fig6.jsonl.xz", tmp_path / "page.html"
+    assert main(["report", *map(str, runs), "--rows", str(file), "--commit", "abc1234"]) == 0
+    assert "8 rows" in capsys.readouterr().out
+    assert main(["report", str(file), "--out", str(page)]) == 0
+    printed = capsys.readouterr().out
+    assert "# samia-fig6" in printed and "commit abc1234" in printed and "seeds 0, 1" in printed
+    assert "abc1234" in page.read_text()
+
+
+@pytest.mark.parametrize(
+    ("flags", "words"),
+    [
+        (["--rows", "rows.csv"], "rows: rows.csv is no name of an archive; use NAME.jsonl.xz"),
+        (["--rows", "rows.jsonl.xz", "--study", "samia-fig99"], "samia-fig99"),
+    ],
+)
+def test_a_wrong_door_is_refused_before_any_work(runs, flags, words, capsys, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    assert main(["report", str(runs[0]), *flags]) == 2
+    assert words in capsys.readouterr().err and not (tmp_path / "rows.jsonl.xz").exists()
+
+
+FIRST = {"schema": 2, "provenance": {}}
+HOSTILE = {
+    "no lines": [],
+    "no provenance": [{"schema": 2}],
+    "a provenance that is no object": [{"schema": 2, "provenance": ["x"]}],
+    "a provenance without end": [{"schema": 2, "provenance": {"command": "x" * 30_000}}],
+    "studies that are no list": [{"schema": 2, "provenance": {"studies": "samia-fig6"}}],
+    "a group that is not there": [FIRST, {"group": 7, "metric": "auc", "value": 0.5}],
+    "a picture": [FIRST, {"schema": 2, "figure": {"kind": "picture", "path": "/etc/passwd"}}],
+    "a row that is a number": [FIRST, 3],
+    "a row without a model": [FIRST, {"metric": "auc", "value": 0.5}],
+}
+
+
+@pytest.mark.parametrize("lines", HOSTILE.values(), ids=HOSTILE)
+def test_an_archive_that_nobody_wrote_is_one_sentence(lines, tmp_path):
+    file = tmp_path / "a.jsonl.xz"
+    file.write_bytes(lzma.compress("".join(json.dumps(line) + "\n" for line in lines).encode()))
+    with pytest.raises(WrongInput, match="is no archive of rows"):
+        read_archive(file)
+
+
+def test_damage_and_bombs_are_refused(tmp_path, monkeypatch):
+    file = tmp_path / "a.jsonl.xz"
+    whole = lzma.compress(json.dumps(FIRST).encode())
+    for content in (b"", b"PK", whole[:-3], whole + b"more", lzma.compress(b"[" * 100_000)):
+        file.write_bytes(content)
+        with pytest.raises(WrongInput, match="is no archive of rows"):
+            read_archive(file)
+    monkeypatch.setattr(archive, "MOST_BYTES", 1000)
+    file.write_bytes(lzma.compress(b" " * 10_000_000))
+    with pytest.raises(WrongInput, match="decompresses to more than"):
+        read_archive(file)
+    with pytest.raises(WrongInput, match="is no file"):
+        read_archive(tmp_path / "absent.jsonl.xz")
+
+
+def test_an_archive_with_an_unknown_study_is_refused(tmp_path, capsys):
+    write_archive(tmp_path / "a.jsonl.xz", rows_of(0), {"studies": ["samia-fig99"]})
+    assert main(["report", str(tmp_path / "a.jsonl.xz"), "--out", str(tmp_path / "page.html")]) == 2
+    assert "samia-fig99" in capsys.readouterr().err
