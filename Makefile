@@ -35,12 +35,13 @@ test: .venv/dev  ## the fast tests (under 8 minutes on two cores)
 test-system: .venv/dev  ## the long tests: kills, browser, servers (under 25 minutes)
 	$(BIN)/python -m pytest -n 2 --dist loadfile -m system
 
-check: .venv/dev  ## lint, formatting, types, layers, words
+check: .venv/dev  ## lint, formatting, types, layers, words, the table of results
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 	$(BIN)/python .ci/words.py src
+	$(BIN)/python results/table.py --check
 
 format: .venv/dev  ## format the code
 	$(BIN)/ruff check --fix .

@@ -17,7 +17,7 @@ from secateur.runs.rows import Row
 from secateur.studies.results import Results
 from secateur.studies.table import Cells, TableLine, curve
 
-NMI, PSNR, LOSS, CHANCE = "nmi_256", "psnr", "attack_loss", "nmi_256_chance"
+NMI, AMI, PSNR, LOSS, CHANCE = "nmi_256", "ami_256", "psnr", "attack_loss", "nmi_256_chance"
 WITHHELD, ACCURACY = "withheld_of_all", "test_accuracy"
 GI, SGI = "gi-priprune", "sgi"
 FEMNIST, CIFAR10 = "femnist", "cifar10"  # the paper's data sets

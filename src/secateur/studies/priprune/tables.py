@@ -16,6 +16,7 @@ from secateur.report.summary import group_by
 from secateur.studies.claims import Cases, Finding, judge, verdict
 from secateur.studies.priprune.results import (
     ACCURACY,
+    AMI,
     CHANCE,
     GI,
     LOSS,
@@ -121,7 +122,10 @@ def table2(results: PripruneResults) -> Tabulated:
                 saved = results.saving(results.other(federation, defense="none"), federation)
                 claim = f"PriPrune takes {100 * share:g} % of NMI away from {base}, {data}: at least half of that"
                 findings.append(judge(claim, {federation.data: saved}, "every", share / 2, key="saved"))
-    return lines(results, lambda federation: _format_printed(results, federation)), findings
+    return lines(results, lambda federation: _format_printed(results, federation)), [
+        *findings,
+        *_judge_informed(results),
+    ]
 
 
 def fig9(results: PripruneResults) -> Tabulated:
@@ -150,7 +154,7 @@ def tablea1(results: PripruneResults) -> Tabulated:
 
 def fig6(results: PripruneResults) -> Tabulated:
     """Return Fig. 6: three ways to choose the withheld entries, each as real pruning and as pseudo-pruning."""
-    return lines(results), results.judge("fig6")
+    return lines(results), [*results.judge("fig6"), *_judge_informed(results)]
 
 
 def fig8(results: PripruneResults) -> Tabulated:
@@ -165,6 +169,7 @@ def fig8(results: PripruneResults) -> Tabulated:
         *results.judge("fig8_rates", comparable=most, hides=_steps_up(results, fixed, NMI)),
         _judge_balance(results, learnt, fixed),
         _judge_adaptation(results, learnt),
+        *_judge_informed(results),
     ]
 
 
@@ -259,6 +264,19 @@ def _judge_rounds(results: PripruneResults, bare: Place, learnt: Place) -> Findi
     lower = [after[key] < before[key] for key in before if key in after]
     count = f"in {sum(lower)} of {len(lower)} attacked updates"
     return Finding(claim, count, verdict(sum(lower), len(lower) - sum(lower), len(lower), "every"), "rounds")
+
+
+def _judge_informed(results: PripruneResults) -> list[Finding]:
+    """Judge what defenses hide from the strongest attacker, which the outcome picks; without several there is none."""
+    findings = []
+    for name in dict.fromkeys(results.label(key, "defense") for key in results.keys):
+        cases: Cases = {}
+        for key in results.select(defense=name) if name != "none" and len(results.attacks) > 1 else ():
+            bare = results.other(key, defense="none")
+            courses = (results.course(x, AMI, results.strongest(x, AMI)) for x in (bare, key))
+            cases[f"{key.base}, {key.defense}"] = paired_difference(*courses)
+        findings += results.judge("informed", {"defense": name}, hides=cases) if cases else []
+    return findings
 
 
 def _judge_balance(results: PripruneResults, learnt: Place, others: Iterable[PripruneFederation]) -> Finding:

@@ -1,0 +1,306 @@
+"""Makes results/README.md: every figure, table and claim of the four papers beside what was measured.
+
+    python results/table.py           # writes results/README.md
+    python results/table.py --check   # fails if the page is not what the rows and data files give
+
+Lines are computed from rows/*.jsonl.xz by the studies' own claims; the provenance of an archive names its studies.
+Measurements whose rows were not kept stand in measured.json, until an archive of the same study and data replaces them.
+items.json lists the papers' figures, tables and claims. No verdict is written by hand.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import sys
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from secateur.attacks.inversion.adaptive import PLAIN
+from secateur.catalogue import find, methods, name_of
+from secateur.evaluation.attack_strength import Strength, list_modes
+from secateur.metrics.membership import Estimate
+from secateur.runs.archive import Archive, read_archive
+from secateur.runs.rows import Row
+from secateur.studies import read_data
+from secateur.studies.claims import NOT_SUPPORTED, SUPPORTED, UNDECIDED, Finding, judge, verdict
+from secateur.studies.results import names_of
+
+HERE = Path(__file__).parent
+NOT_RUN = "not run"
+WORDS = {SUPPORTED: "reproduced", NOT_SUPPORTED: "not", UNDECIDED: "undecided"}
+OURS = {SUPPORTED: "holds", NOT_SUPPORTED: "does not hold", UNDECIDED: "undecided"}  # of claims that no paper makes
+ORDER = ("reproduced", "partly", "not", "undecided", NOT_RUN)
+STRONG = ("rmia", "lira")  # the strongest attackers on a model's answers
+
+
+@dataclass(frozen=True)
+class Line:
+    """One line of a paper's table."""
+
+    item: str
+    claim: str
+    paper: str = ""
+    ours: str = ""
+    setting: str = ""
+    attacker: str = ""
+    verdict: str = NOT_RUN
+    full: bool = True  # at the paper's scale
+    counts: bool = True  # False: no claim of the paper, or no result
+    panel: bool = False  # another data set of a figure: no claim by itself
+
+
+@dataclass(frozen=True)
+class Measurement:
+    """What one archive, or one entry of measured.json, says of one study."""
+
+    study: str
+    data: tuple[str, ...]
+    findings: list[Finding]
+    setting: str
+    attacker: str
+    full: bool
+    kept: bool  # True if its rows are
+
+
+def read_json(name: str) -> Any:
+    """Read a data file of this folder."""
+    return json.loads((HERE / name).read_text(encoding="utf-8"))
+
+
+# From rows ------------------------------------------------------------------------------------------------------
+def measure_archives() -> Iterator[Measurement]:
+    """Yield what each archive says of each of its studies, setting by setting."""
+    for path in sorted((HERE / "rows").glob("*.jsonl.xz")):
+        archive = read_archive(path)
+        for name in archive.studies:
+            for title, (_, findings) in find("study", name).make().tabulate_rows(archive).items():
+                rows = [row for row in archive.rows if not title or row.dataset in title.split()]
+                data = tuple(dict.fromkeys(row.dataset for row in rows))
+                setting = f"{describe(archive, rows)}; [rows](rows/{path.name})"
+                full = archive.scale == "full"
+                yield Measurement(name, data, findings, setting, describe_attackers(rows), full, kept=True)
+
+
+def describe(archive: Archive, rows: list[Row]) -> str:
+    """Return seeds, scale, networks and data sets of rows, and how the run differs from the paper's."""
+    seeds = len({row.seed for row in rows})
+    where = f"{', '.join(dict.fromkeys(row.model for row in rows))} on {', '.join({row.dataset: 0 for row in rows})}"
+    words = archive.provenance.get("command", "").replace("--set=", "--set ").split()
+    changes = ", ".join(after for word, after in zip(words, words[1:], strict=False) if word == "--set")
+    differs = archive.provenance.get("differs") or changes
+    parts = [f"{seeds} seed{'s' if seeds != 1 else ''}", archive.scale, where, differs]
+    return "; ".join(filter(None, parts))
+
+
+def describe_attackers(rows: list[Row]) -> str:
+    """Return the attackers that the defenses of these rows met, and those known to be stronger that they did not."""
+    attacks = {row.attack for row in rows if row.attack}
+    if any(name_of(attack) in methods("inversion") for attack in attacks):
+        return _describe_inversion(rows)
+    names = list(dict.fromkeys(name_of(attack) for attack in sorted(attacks)))
+    defended = any(names_of(row.defense or "none") not in ("none", "basic") for row in rows if row.attack)
+    informed = not defended or any(row.adaptive for row in rows if row.attack)
+    missing = [name for name in STRONG if name not in names] + ([] if informed else ["one who knows the defense"])
+    return ", ".join(names) + (f"; **not met: {', '.join(missing)}**" if missing and names else "")
+
+
+def _describe_inversion(rows: list[Row]) -> str:
+    pairs = {(names_of(row.defense or "none"), str(row.attack)) for row in rows if row.attack}
+    modes: dict[str, set[str]] = {}
+    for defense, attack in pairs:
+        modes.setdefault(defense, set()).add(Strength(attack, 0, frozenset(), True).mode)
+    missing = {defense: [mode for mode in list_modes(defense) if mode not in met] for defense, met in modes.items()}
+    names = ", ".join(sorted({name_of(attack) for _, attack in pairs}))
+    knowing = sorted({mode for met in modes.values() for mode in met} - {PLAIN})
+    text = f"{names}: plain" + "".join(f", {mode}" for mode in knowing)
+    unmet = [f"{defense} did not meet {', '.join(lacks)}" for defense, lacks in sorted(missing.items()) if lacks]
+    return text + (f"; **{'; '.join(unmet)}**" if unmet else "")
+
+
+# From measurements whose rows were not kept ---------------------------------------------------------------------
+def measure_others(replaced: set[tuple[str, str]]) -> Iterator[Measurement]:
+    """Yield the entries of measured.json that no archive replaces."""
+    for entry in read_json("measured.json"):
+        for study, claims in entry["studies"].items():
+            if (study, entry["data"]) in replaced:
+                continue
+            findings = [_judge_entry(study, key, case) for key, cases in claims.items() for case in _as_list(cases)]
+            seeds = len(entry["seeds"])
+            parts = [f"{seeds} seed{'s' if seeds != 1 else ''}", entry["scale"], entry["setting"]]
+            where = f"rows not kept; measured at {entry['commit']} on {entry['machine']}"
+            full = entry["scale"] == "full"
+            setting = "; ".join([*filter(None, parts), where])
+            yield Measurement(study, (entry["data"],), findings, setting, entry["attacker"], full, kept=False)
+
+
+def _as_list(cases: Any) -> list[Any]:
+    return cases if isinstance(cases, list) else [cases]
+
+
+def _judge_entry(study: str, key: str, case: Mapping[str, Any]) -> Finding:
+    """Judge what was written down of a claim: an estimate with its interval, or counts of cases."""
+    rules = rules_of(study, key)
+    text = rules["claim"].format_map(Blank(case.get("words", {})))
+    unit = case.get("unit", rules.get("unit", "points")).format_map(Blank())
+    if "estimate" in case:
+        value, low, high = (float(end) for end in (case["estimate"] + [float("-inf"), float("inf")])[:3])
+        return judge(text, {case.get("of", "mean"): Estimate(value, low, high)}, rules.get("need", "most"),
+                     rules.get("bound", 0.0), unit, key)  # fmt: skip
+    above, against, number = case["counts"]
+    measured = f"{above} of {number} yes, {against} no" + (f"; {case['say']}" if "say" in case else "")
+    return Finding(text, measured, verdict(above, against, number, rules.get("need", "most")), key)
+
+
+class Blank(dict[str, str]):
+    """Words of a claim; a name without a word stands for itself."""
+
+    def __missing__(self, key: str) -> str:
+        """Return the name as a word."""
+        return key.replace("_", " ")
+
+
+def rules_of(study: str, key: str) -> Mapping[str, Any]:
+    """Return the words, need and bound of a claim: from the paper's claims.json, or from items.json if code judges."""
+    package = find("study", study).make().package
+    table, _, name = key.partition(".")
+    rules: Mapping[str, Any] = (
+        read_data(package, "claims")[table][name] if name else read_json("items.json")[package]["texts"][key]
+    )
+    return rules
+
+
+# The page -------------------------------------------------------------------------------------------------------
+def lines_of(package: str, paper: Mapping[str, Any], measurements: list[Measurement]) -> Iterator[Line]:
+    """Yield the lines of a paper: each claim with all that was measured of it, or as not run."""
+    printed = read_data(package, "printed")
+    for item in paper["items"]:
+        title = f"**{item['item']}**"
+        if "study" not in item:
+            yield Line(title, item["about"], verdict=item.get("verdict", "no result"), counts="verdict" in item)
+            continue
+        here = [measured for measured in measurements if measured.study == item["study"]]
+        for key, number in item["claims"].items():
+            paper_says = fill(number, printed)
+            yield from (replace(line, item=title) for line in _claim_lines(item, key, paper_says, here))
+        known = {data for measured in here for data in measured.data}
+        for data, name in item.get("missing", {}).items():
+            if data not in known:
+                yield Line(title, f"the same on {name}", panel=True)
+
+
+def _claim_lines(item: Mapping[str, Any], key: str, paper: str, here: list[Measurement]) -> Iterator[Line]:
+    """Yield the lines of one claim."""
+    rules = rules_of(item["study"], key)
+    text = rules["claim"].format_map(Blank(item.get("words", {})))
+    is_ours = any(words in text for words in ("ours:", "not in the paper", "not the paper's"))
+    words = OURS if is_ours else WORDS
+    any_line = False
+    for measured in here:
+        for finding in measured.findings:
+            if finding.key == key and finding.measured != "not measured here":
+                any_line = True
+                yield Line("", finding.claim, paper, finding.measured, measured.setting, measured.attacker,
+                           words[finding.verdict], measured.full, not is_ours)  # fmt: skip
+    if not any_line:
+        yield Line("", text, paper, counts=not is_ours)
+
+
+def fill(text: str, printed: Any) -> str:
+    """Return a text in which `{table/row/column:format}` stands for a number that the paper prints."""
+
+    def look_up(match: re.Match[str]) -> str:
+        value = printed
+        for part in match[1].split("/"):
+            value = value[int(part)] if isinstance(value, list) else value[part]
+        return format(value, match[2] or "")
+
+    return re.sub(r"\{([^}:]+):?([^}]*)\}", look_up, text)
+
+
+def verdict_of(lines: list[Line]) -> str:
+    """Return the verdict of a figure or table from the lines of its claims; a smaller scale reproduces in part."""
+    known = Counter(line.verdict for line in lines if line.verdict != NOT_RUN)
+    if not known:
+        return NOT_RUN
+    whole = all(line.verdict == "reproduced" and line.full for line in lines)
+    if whole:
+        return "reproduced"
+    if known["reproduced"]:
+        return "partly"
+    return "not" if known["not"] else "undecided"
+
+
+def count(lines: list[Line]) -> tuple[Counter[str], Counter[str]]:
+    """Return the verdicts of a paper's figures and tables, and of its claims, by number."""
+    counted = [line for line in lines if line.counts]
+    items = {line.item: verdict_of([same for same in counted if same.item == line.item]) for line in counted}
+    claims: dict[tuple[str, str], list[Line]] = {}
+    for line in (line for line in counted if not line.panel):
+        claims.setdefault((line.item, line.claim), []).append(line)
+    return Counter(items.values()), Counter(verdict_of(same) for same in claims.values())
+
+
+def grid(head: list[str], body: list[list[str]]) -> str:
+    """Return a table in Markdown."""
+    rows = [" | ".join(cell.replace("|", "\\|").replace("\n", " ") for cell in row) for row in (head, *body)]
+    return "\n".join(f"| {row} |" for row in (rows[0], " | ".join(["---"] * len(head)), *rows[1:]))
+
+
+def make_page() -> str:
+    """Return the text of results/README.md."""
+    archived = list(measure_archives())
+    replaced = {(measured.study, data) for measured in archived for data in measured.data}
+    measurements = [*archived, *measure_others(replaced)]
+    papers = {name: paper for name, paper in read_json("items.json").items() if name != "about"}
+    lines = {package: list(lines_of(package, paper, measurements)) for package, paper in papers.items()}
+    counts = {package: count(some) for package, some in lines.items()}
+    parts = [read_json("items.json")["about"]]
+    body = []
+    for package, (items, claims) in counts.items():
+        title = papers[package]["title"]
+        body.append([f"[{title}](#{title.lower().replace(' ', '-')})", str(items.total())])
+        body[-1] += [str(items[word]) for word in ORDER] + [f"{claims['reproduced']} of {claims.total()}"]
+    total = sum((items for items, _ in counts.values()), Counter())
+    claimed = sum((claims for _, claims in counts.values()), Counter())
+    body.append(["**all four**", str(total.total()), *(str(total[word]) for word in ORDER)])
+    body[-1].append(f"{claimed['reproduced']} of {claimed.total()}")
+    parts.append(grid(["paper", "figures and tables", *ORDER, "claims reproduced"], body))
+    for package, paper in papers.items():
+        parts += [f"## {paper['title']}", paper["gist"]]
+        head = ["item", "claim", "paper", "ours [95 % interval]", "seeds, scale, stand-ins", "strongest attacker met"]
+        parts.append(grid([*head, "verdict"], _cells(lines[package])))
+    return "\n\n".join(parts) + "\n"
+
+
+def _cells(lines: list[Line]) -> list[list[str]]:
+    """Return the cells of lines; what a cell repeats from the line above is left out."""
+    body, before = [], Line("", "")
+    for line in lines:
+        item = line.item if line.item != before.item else ""
+        same = line.setting == before.setting and line.setting != ""
+        setting, attacker = ("as above", "as above") if same else (line.setting, line.attacker)
+        small = "" if line.full or line.verdict == NOT_RUN else ", not at full scale"
+        body.append([item, line.claim, line.paper, line.ours, setting, attacker, line.verdict + small])
+        before = line
+    return body
+
+
+def main(arguments: list[str]) -> int:
+    """Write the page, or check it."""
+    page, path = make_page(), HERE / "README.md"
+    if "--check" not in arguments:
+        path.write_text(page, encoding="utf-8")
+        print(path)
+        return 0
+    if path.exists() and path.read_text(encoding="utf-8") == page:
+        return 0
+    print("results/README.md is not what its rows and data files give; run python results/table.py", file=sys.stderr)
+    return 1
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
