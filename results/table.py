@@ -16,6 +16,7 @@ import sys
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -90,7 +91,7 @@ def describe(archive: Archive, rows: list[Row]) -> str:
     seeds = len({row.seed for row in rows})
     where = f"{', '.join(dict.fromkeys(row.model for row in rows))} on {', '.join({row.dataset: 0 for row in rows})}"
     words = archive.provenance.get("command", "").replace("--set=", "--set ").split()
-    changes = ", ".join(after for word, after in zip(words, words[1:], strict=False) if word == "--set")
+    changes = ", ".join(after for word, after in pairwise(words) if word == "--set")
     differs = archive.provenance.get("differs") or changes
     parts = [f"{seeds} seed{'s' if seeds != 1 else ''}", archive.scale, where, differs]
     return "; ".join(filter(None, parts))
