@@ -5,7 +5,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from secateur.gpu.graphs import Captured, capture, capture_step, cudnn_times, try_capture
+from secateur.gpu.graphs import Branches, Captured, capture, capture_step, cudnn_times, try_capture
 
 needs_cuda = pytest.mark.skipif(not torch.cuda.is_available(), reason="left out: there is no GPU")
 
@@ -132,9 +132,31 @@ def test_who_asks_for_less_memory_hears_that_it_ran_out(spoilt, device):
         device.spoilt = spoilt
         raise torch.OutOfMemoryError("CUDA out of memory")
 
-    with pytest.raises(torch.OutOfMemoryError):
-        try_capture(work, "side")
-    assert device.current == "main"
+    for attempt in (try_capture, capture):
+        with pytest.raises(torch.OutOfMemoryError):
+            attempt(work, "side")
+        assert device.current == "main"
+
+
+def test_branches_that_began_are_joined_after_an_error(monkeypatch, device):
+    """A capture with open branches cannot end; one that joins what never began cannot either."""
+    waits = []
+    monkeypatch.setattr(Stream, "wait_stream", lambda self, other: waits.append((self, other)))
+
+    def work(number):
+        if number == failing:
+            raise torch.OutOfMemoryError("CUDA out of memory")
+        return number
+
+    branches = Branches(4, "cuda:0", parallel=True)
+    for failing, begun in ((1, 1), (2, 2), (0, 3), (None, 3)):
+        waits.clear()
+        try:
+            assert branches(work) == [0, 1, 2, 3] and failing is None
+        except torch.OutOfMemoryError:
+            assert failing is not None
+        assert [other for _, other in waits[begun:]] == branches.streams[:begun] and len(waits) == 2 * begun
+        assert [one for one, _ in waits[:begun]] == branches.streams[:begun] and device.current == "main"
 
 
 def failing_capture(device, calls):

@@ -5,8 +5,9 @@ import torch
 from torch import nn
 
 from secateur import tree
+from secateur.federated import stacked_rounds
 from secateur.federated.faults import Faults
-from secateur.federated.stacked_rounds import StackedRounds
+from secateur.federated.stacked_rounds import Room, StackedRounds
 from secateur.gpu.memory import halve_on_shortage, ran_out
 from secateur.interfaces import Batch
 from secateur.training.execution import Lanes
@@ -71,6 +72,7 @@ def test_clients_of_a_round_go_on_one_at_a_time(rule, monkeypatch, caplog):
     plain = federation(None, execution="stacked", **terms)
     rows = run(plain)
     tight, whole = federation(None, execution="stacked", **terms), StackedRounds.__call__
+    tight.room = tight.room._replace(device=torch.device("cuda"))  # as if there were one, whose states move
     monkeypatch.setattr(
         StackedRounds, "__call__", lambda self, number, *rest: shortage() if number == 2 else whole(self, number, *rest)
     )
@@ -78,5 +80,16 @@ def test_clients_of_a_round_go_on_one_at_a_time(rule, monkeypatch, caplog):
         (row.metric, row.round, row.client) for row in rows
     ]
     assert tight.together is None and "going on with one at a time" in caplog.text
+    assert tight.room.on_host == bool(rule) == ("moved to the host: the states of 5 clients" in caplog.text)
+    if rule:
+        assert tight.states.on_host and len(tight.states) == len(plain.states) > 0
     for name, value in plain.model().items():
         torch.testing.assert_close(tight.model()[name], value, rtol=1e-6, atol=1e-8)
+
+
+@pytest.mark.parametrize(("memory", "moves"), [(8, False), (16, True)])
+def test_states_that_would_fill_half_of_the_host_stay_on_the_gpu(memory, moves, monkeypatch):
+    monkeypatch.setattr(stacked_rounds, "_host_bytes", lambda: memory)
+    assert Room(2, 8, torch.device("cuda"), on_host=False).relieve().on_host == moves
+    assert not Room(2, 0, torch.device("cuda"), on_host=False).relieve().on_host
+    assert not Room(2, 8, torch.device("cpu"), on_host=False).relieve().on_host

@@ -83,7 +83,7 @@ def _explain(error: BaseException, folder: Path | None) -> tuple[Exit, str]:
     if _ran_out_of_memory(error):
         size = re.search(r"ried to allocate ([\d.]+ \w+)", message)
         what = f"tried to allocate {size[1]}" if size else message.split(". ")[0] or "MemoryError"
-        advice = "use a smaller batch, fewer targets or fewer clients at once, or another device"
+        advice = "use a smaller batch, fewer targets, restarts or clients at once, or another device"
         return Exit.FAULT, f"out of memory ({what}); {SAVED}: {advice}; the log is {log}"
     return Exit.FAULT, f"internal error ({type(error).__name__}: {message[:200]}); {SAVED}; the log is {log}"
 

@@ -181,9 +181,7 @@ class Federation(Resumable):
                 raise
             stacked = None
         if stacked is None:  # only here, after the error is released, are the tensors of the stack free
-            log.warning("memory ran out with %d clients at once; going on with one at a time", len(drawn.clients))
-            self.together, self.turns = None, ClientTurn(self.net, self.terms, self.server, self.train, "sequential")
-            let_go(self.device)
+            self._make_room(len(drawn.clients))
             noted: dict[int, Fault] = {c: "dropped" for c, x in zip(drawn.clients, answers, strict=True) if not x}
             return self._run_one_by_one(number, drawn, faults | noted, sizing, evaluating)
         needed = looked or sizing or evaluating
@@ -196,6 +194,17 @@ class Federation(Resumable):
                 arrival = self._strip_arrival(arrival, stacked.lane(lane), looked, sizing and not arrived, evaluating)
             arrived.append(arrival)
         return stacked.gathered, arrived
+
+    def _make_room(self, clients: int) -> None:
+        """Let go of the stack after memory ran out: clients train one by one, and the host holds their states."""
+        assert self.together is not None and self.room is not None
+        homes, self.room = self.together.homes, self.room.relieve()
+        log.warning("memory ran out with %d clients at once; going on with one at a time", clients)
+        self.together, self.turns = None, ClientTurn(self.net, self.terms, self.server, self.train, "sequential")
+        if self.room.on_host and not homes.on_host:
+            homes.move_to_host()
+            log.warning("moved to the host: %s", self.room)
+        let_go(self.device)
 
     def _answers(self, number: int, client: int, faults: dict[int, Fault]) -> bool:
         """Return True if the client answers with an update in the form of the server's weights; else note the loss."""

@@ -161,6 +161,10 @@ class ClientStateBank(MutableMapping[int, Params]):
         for name, value in self.held.items():
             put_rows(value, kept, state[name])
 
+    def move_to_host(self) -> None:
+        """Hold the states in host memory from now on."""
+        self.held, self.on_host = tree.to(self.held, "cpu"), True
+
     def __getitem__(self, client: int) -> Params:
         slot = self.slots[client]
         return {name: value[slot] for name, value in self.held.items()}
@@ -196,6 +200,11 @@ class Room(NamedTuple):
         memory = "host memory" if self.on_host else f"memory of {self.device.type}"
         return f"the states of {self.clients} clients take {self.size / 1e9:.2f} GB of {memory}"
 
+    def relieve(self) -> Room:
+        """Return the room after a GPU ran out of memory: on the host, if the states take at most half of its memory."""
+        moves = self.device.type == "cuda" and 0 < self.size <= _host_bytes() / 2
+        return self._replace(on_host=self.on_host or moves)
+
 
 def room_for(fresh: Params, clients: int, device: torch.device, warn: bool = True) -> Room:
     """Return where the states of all clients can be held; refuse states that fit nowhere, `warn` where they are tight.
@@ -207,13 +216,18 @@ def room_for(fresh: Params, clients: int, device: torch.device, warn: bool = Tru
     room = Room(clients, size, device, device.type == "cuda" and size > _free_bytes(device) / 2)
     if device.type == "cuda" and not room.on_host:
         return room
-    memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    memory = _host_bytes()
     message = f"{room}; this machine has {memory / 1e9:.2f} GB"
     if size > memory:
         raise WrongInput("clients", f"{message}; use fewer clients, fewer rounds, a smaller model or another defense")
     if size > memory / 2 and warn:
         log.warning("The federation goes on, but memory is tight: %s.", message)
     return room
+
+
+def _host_bytes() -> int:
+    """Return the bytes of the machine's memory."""
+    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
 
 
 def _free_bytes(device: torch.device) -> int:

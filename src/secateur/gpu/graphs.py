@@ -126,9 +126,11 @@ def _side_stream(stream: torch.cuda.Stream) -> Iterator[None]:
     """Run the work inside on `stream`, between the work before and after on the current stream."""
     current = torch.cuda.current_stream(stream.device)
     stream.wait_stream(current)
-    with torch.cuda.stream(stream):
-        yield
-    current.wait_stream(stream)
+    try:
+        with torch.cuda.stream(stream):
+            yield
+    finally:
+        current.wait_stream(stream)
 
 
 @contextmanager
@@ -151,14 +153,17 @@ class Branches:
         if not self.streams:
             return [function(i) for i in range(self.count)]
         main = torch.cuda.current_stream(self.streams[0].device)
-        results = []
-        for i, stream in enumerate(self.streams, start=1):
-            stream.wait_stream(main)
-            with torch.cuda.stream(stream):
-                results.append(function(i))
-        results.insert(0, function(0))  # called last: branches that forked after it would wait for it
-        for stream in self.streams:
-            main.wait_stream(stream)
+        results: list[Outputs] = []
+        forked = 0
+        try:
+            for forked, stream in enumerate(self.streams, start=1):
+                stream.wait_stream(main)
+                with torch.cuda.stream(stream):
+                    results.append(function(forked))
+            results.insert(0, function(0))  # called last: branches that forked after it would wait for it
+        finally:  # after an error too: a capture with open branches cannot end, and torch keeps its memory for ever
+            for stream in self.streams[:forked]:
+                main.wait_stream(stream)
         return results
 
 
@@ -173,8 +178,6 @@ def try_capture(
     except RuntimeError as error:  # such as of a user's network that waits for the device
         cause = error.__context__ or error  # if the work fails, the end of its capture may fail too and says less
         _leave_capture([*torch.cuda.default_generators, *generators])
-        if isinstance(cause, torch.OutOfMemoryError):
-            raise cause from None
         log.warning("running a step without a CUDA graph: it cannot be captured (%s)", str(cause).split("\n")[0])
         return None
 
@@ -195,12 +198,20 @@ def capture(
         stream: a side stream.
         pool: memory of another graph that the graph shares.
         generators: the generators on the GPU from which the work draws.
+
+    A lack of memory is raised as such, even if the capture then cannot end.
     """
     graph = torch.cuda.CUDAGraph()
     for generator in generators:
         graph.register_generator_state(generator)
-    with torch.cuda.stream(stream), _own_workspaces(), torch.cuda.graph(graph, pool=pool, stream=stream):
-        outputs = work()
+    try:
+        with torch.cuda.stream(stream), _own_workspaces(), torch.cuda.graph(graph, pool=pool, stream=stream):
+            outputs = work()
+    except RuntimeError as error:
+        if not isinstance(error.__context__, torch.OutOfMemoryError):
+            raise
+        _leave_capture([*torch.cuda.default_generators, *generators])
+        raise error.__context__ from None
     return graph, outputs
 
 
