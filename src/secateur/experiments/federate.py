@@ -50,6 +50,7 @@ from secateur.federated.submodels.structure import Structure
 from secateur.federated.traffic import Measure, check_spending
 from secateur.gpu.determinism import deterministic
 from secateur.gpu.memory import let_go
+from secateur.interfaces import Params
 from secateur.progress import progress
 from secateur.report import page_afterwards
 from secateur.runs.folder import Run, open_run
@@ -116,12 +117,15 @@ class FederateExperiment:
             for seeds in [config.seeds] if together else [[seed] for seed in config.seeds]:
                 yield seeds, rule, defense
 
-    def measure(self, seeds: Sequence[int], method: Choice, defense: Defense) -> None:
-        """Run the federations of the seeds from the first round to the last, and add their rows; or run pilots."""
+    def measure(self, seeds: Sequence[int], method: Choice, defense: Defense) -> Params:
+        """Run the federations of the seeds from the first round to the last, and add their rows; or run pilots.
+
+        Return the server's final model; of several seeds all tensors, of pilots none.
+        """
         config, rows = self.config, FederationLog()
         if config.advise:
             self._advise(seeds[0], method, defense)
-            return
+            return {}
         let_go(self.device)
         recorded: list[RecordedFederation] = []
         for seed in seeds:
@@ -135,13 +139,14 @@ class FederateExperiment:
         try:
             title = f"{method}, {defense}, seed {', '.join(map(str, seeds))}"
             with progress(title, config.rounds, rate=True, unit="rounds") as advance:
-                _, finished = run_or_resume(self.run, whole, rows, record_rounds(recorded, advance, title), key)
+                model, finished = run_or_resume(self.run, whole, rows, record_rounds(recorded, advance, title), key)
         except KeyboardInterrupt:
             self._add(rows)  # the page then shows the rounds that finished
             raise
         self._add(finished)
         seconds = Measure("seconds", finished.seconds / len(seeds), config.rounds)
         self.run.add([row_of(one.labels, seconds, one.federation.terms, timing=True) for one in recorded])
+        return model
 
     def _record(
         self, rows: FederationLog, seed: int, method: Choice, defense: Defense, beside: Any

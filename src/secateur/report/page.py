@@ -8,13 +8,25 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+import yaml
 
 from secateur.config import read_limits
 from secateur.errors import WrongInput
 from secateur.evaluation.limits import Check, check, policy_of
 from secateur.evaluation.submodel_advice import caution, from_rows
-from secateur.report import audit, defenses, federation, federation_plots, inversion, submodels, submodels_plots, theory
+from secateur.report import (
+    audit,
+    defenses,
+    federation,
+    federation_plots,
+    inversion,
+    matrix,
+    submodels,
+    submodels_plots,
+    theory,
+)
 from secateur.report.headline import MEANINGS, build_headline
 from secateur.report.inversion import MOST, OPEN
 from secateur.report.plotting import View, draw_views
@@ -26,6 +38,9 @@ from secateur.runs.archive import SUFFIX, is_archive, read_archive
 from secateur.runs.artifacts import SCHEMA, write
 from secateur.runs.folder import check_plain, load_config, load_figures, load_marker, load_rows, read_lines
 from secateur.runs.rows import Row
+
+if TYPE_CHECKING:
+    from jinja2 import Environment
 
 MOST_VERDICTS = 30  # that the page shows; more are counted
 MOST_RUNS = 50  # whose configuration the page shows
@@ -151,16 +166,9 @@ def check_limits(sources: Sequence[Source]) -> list[Check] | None:
 
 def render(sources: Sequence[Source], limits: Sequence[Check] | None = None) -> str:
     """Return the page's HTML; `limits` are the checks of the runs' limits, None if no limit is set."""
-    import jinja2
-
-    environment = jinja2.Environment(
-        loader=jinja2.PackageLoader("secateur", "report"),
-        autoescape=True,
-        undefined=jinja2.StrictUndefined,
-        trim_blocks=True,
-        lstrip_blocks=True,
-    )
-    environment.policies["json.dumps_kwargs"] = {"separators": (",", ":")}
+    environment = _build_environment()
+    if any(matrix.is_cell(row) for source in sources for row in source.rows):
+        return _render_matrix(environment, sources)
     rows, figures = _join_sources(sources)
     parts = [_build_audit, _build_federations, _build_submodels, _build_updates, _build_defenses]
     built = [build(rows, figures) for build in parts]
@@ -185,6 +193,33 @@ def render(sources: Sequence[Source], limits: Sequence[Check] | None = None) -> 
         unfinished=[source.name for source in sources if source.environment.get("finished", "") is None],
         seeds=len({row.seed for row in rows}),
         **values,
+    )
+
+
+def _build_environment() -> Environment:
+    import jinja2
+
+    environment = jinja2.Environment(
+        loader=jinja2.PackageLoader("secateur", "report"),
+        autoescape=True,
+        undefined=jinja2.StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    environment.policies["json.dumps_kwargs"] = {"separators": (",", ":")}
+    return environment
+
+
+def _render_matrix(environment: Environment, sources: Sequence[Source]) -> str:
+    """Return the page of a matrix, whose cells may come from several runs of its parts."""
+    rows = [row for source in sources for row in source.rows]
+    figures = [figure for source in sources for figure in source.figures]
+    settings = yaml.safe_load(sources[0].config) or {}
+    return environment.get_template("matrix.html.j2").render(
+        schema=SCHEMA,
+        sources=sources[:MOST_RUNS],
+        unfinished=any(source.environment.get("finished", "") is None for source in sources),
+        **matrix.build_page(rows, figures, settings),
     )
 
 

@@ -84,8 +84,8 @@ def attack_midway(setting: DgpSetting) -> None:
     except WrongInput:  # the training has a row that says so
         return
     folder = setting.run.folder / "models"
-    weights = _write_tensors(folder / f"seed{setting.seed}-{number}.safetensors", trained.state)
-    residual = _write_tensors(weights.with_suffix(".residual.safetensors"), trained.client)
+    weights = write_tensors(folder / f"seed{setting.seed}-{number}.safetensors", trained.state)
+    residual = write_tensors(weights.with_suffix(".residual.safetensors"), trained.client)
     defenses = (*(("none",) if number == 0 else ()), defense.removesuffix(FEEDBACK), defense)
     step = replace(setting.step, name="ig", defenses=defenses, weights=weights, residual=residual)
     for name in defenses:
@@ -124,7 +124,7 @@ def guess_label(inside: Mask, layer: str) -> Tensor:
     return inside[name].sum(1).argmax().view(1)
 
 
-def _write_tensors(path: Path, tensors: Params) -> Path:
+def write_tensors(path: Path, tensors: Params) -> Path:
     """Write tensors to a file that `secateur invert --weights` and `--residual` read too."""
     from safetensors.torch import save
 

@@ -1,0 +1,365 @@
+"""Page of the matrix: defenses by attackers as a heat map, whose cells lead to their rows and pictures.
+
+All of it is made from rows: a cell has a row for each seed and attack, and a refused cell has a row with the reason.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from operator import sub
+from typing import Any
+
+from secateur.catalogue import split
+from secateur.metrics.estimates import Measure, combine, mean
+from secateur.metrics.membership import Estimate
+from secateur.report.summary import Labels, group_by
+from secateur.runs.rows import Row
+
+CELL, REFUSED = "matrix_cell", "matrix_refused"  # metrics of the rows of a cell
+NONE = "none"  # the row without a defense
+SCALE = ("#fff7d6", "#fee391", "#fec44f", "#fe9929", "#d95f0e", "#8c2d04")  # light to dark: safe for colour-blind eyes
+HIDE = "Hide from the plain attacker"
+PICTURES = 4  # truths of a row
+SHOWN = ("inversion", "strongest", "active")  # columns with pictures
+
+
+@dataclass(frozen=True)
+class MatrixColumn:
+    """A column: an attacker with the range of its colours, or a cost, which has no colour."""
+
+    key: str
+    title: str
+    about: str
+    unit: str
+    worst: tuple[float, float] | None = None  # values of the lightest and of the darkest colour
+    scale: float = 1.0  # from the stored value to the unit
+    digits: int = 3
+
+    def format(self, measured: Estimate) -> str:
+        """Return a value in the column's unit."""
+        return f"{self.scale * measured.value:.{self.digits}f}"
+
+    def format_interval(self, measured: Estimate) -> str:
+        """Return an interval in the column's unit; empty if it is unknown or has no width."""
+        if not (math.isfinite(measured.low) and math.isfinite(measured.high)) or measured.low == measured.high:
+            return ""
+        return " to ".join(f"{self.scale * end:.{self.digits}f}" for end in (measured.low, measured.high))
+
+    def shade(self, value: float) -> int | None:
+        """Return the number of the colour of a value; None for a cost."""
+        if self.worst is None:
+            return None
+        low, high = self.worst
+        return min(len(SCALE) - 1, max(0, int((value - low) / (high - low) * len(SCALE))))
+
+
+AUC, PSNR = (0.5, 0.8), (12.0, 30.0)
+COLUMNS = (
+    MatrixColumn("final-rmia", "final model: RMIA", "membership by the final model's answers", "AUC", AUC),
+    MatrixColumn("final-lira", "final model: LiRA", "membership by the final model's answers", "AUC", AUC),
+    MatrixColumn("updates", "updates: members", "membership by a client's last updates", "AUC", AUC),
+    MatrixColumn(
+        "inversion", "inversion, plain", "pictures from an update, not knowing of the defense", "dB", PSNR, digits=1
+    ),
+    MatrixColumn(
+        "strongest", "inversion, strongest", "the best attacker that knows of the defense", "dB", PSNR, digits=1
+    ),
+    MatrixColumn("active", "active server", "pictures by a model that was tampered with", "dB", PSNR, digits=1),
+    MatrixColumn("accuracy", "accuracy", "of the final model on non-members", "%", scale=100, digits=1),
+    MatrixColumn("bytes", "bytes", "of an update, or of a compressed final model", "MB", scale=1e-6, digits=2),
+    MatrixColumn("seconds", "seconds", "of the federation, or of fine-tuning the final model", "s", digits=1),
+)
+BY_KEY = {column.key: column for column in COLUMNS}
+
+
+@dataclass(frozen=True)
+class MatrixCell:
+    """A cell: the strongest of its attacks over the seeds, or the reasons why there is no measurement."""
+
+    column: MatrixColumn
+    rows: Sequence[Row]
+
+    @cached_property
+    def by_attack(self) -> dict[str | None, Measure]:
+        """The measurements by attack and seed."""
+        known: dict[str | None, Measure] = {}
+        for row in self.rows:
+            if row.metric == CELL and row.value is not None:
+                low, high = (-math.inf if row.low is None else row.low, math.inf if row.high is None else row.high)
+                known.setdefault(row.attack, {})[row.seed] = Estimate(row.value, low, high)
+        return known
+
+    @cached_property
+    def attack(self) -> str | None:
+        """The attack of the highest mean, among those of most seeds."""
+        most = max(map(len, self.by_attack.values()), default=0)
+        full = {attack: seeds for attack, seeds in self.by_attack.items() if len(seeds) == most}
+        return max(full, key=lambda attack: math.fsum(x.value for x in full[attack].values()), default=None)
+
+    @property
+    def measure(self) -> Measure:
+        """The measurements of the strongest attack, by seed."""
+        return self.by_attack.get(self.attack, {})
+
+    @cached_property
+    def estimate(self) -> Estimate | None:
+        """The mean over the seeds with its interval."""
+        return mean(self.measure)
+
+    @property
+    def text(self) -> str:
+        """The value."""
+        return "" if self.estimate is None else self.column.format(self.estimate)
+
+    @property
+    def interval(self) -> str:
+        """The interval in words; a single seed's is that of its examples."""
+        return "" if self.estimate is None else self.column.format_interval(self.estimate)
+
+    @property
+    def shade(self) -> int | None:
+        """The number of the colour."""
+        return None if self.estimate is None else self.column.shade(self.estimate.value)
+
+    @property
+    def reasons(self) -> list[str]:
+        """The reasons of seeds without a measurement."""
+        texts = (f"{row.note} (said by {row.extra.get('by')})" for row in self.rows if row.metric == REFUSED)
+        return list(dict.fromkeys(texts)) if not self.measure else []
+
+    @property
+    def marks(self) -> list[str]:
+        """The attackers that were not met, or the place of an attack outside the ground."""
+        notes = (row.extra.get(name) for row in self.rows for name in ("unmet", "outside"))
+        return list(dict.fromkeys(str(note) for note in notes if note))
+
+    @property
+    def unmet(self) -> bool:
+        """True if a stronger attacker is known that was not met."""
+        return any(row.extra.get("unmet") for row in self.rows)
+
+    def list_rows(self) -> list[tuple[str, str, str]]:
+        """Return a line for each attack: its name, its mean, and its values by seed."""
+        lines = []
+        for attack, measure in self.by_attack.items():
+            values = ", ".join(f"{self.column.format(value)} (seed {seed})" for seed, value in sorted(measure.items()))
+            average = mean(measure)
+            assert average is not None
+            interval = self.column.format_interval(average)
+            lines.append((attack or "", f"{self.column.format(average)}{f' [{interval}]' if interval else ''}", values))
+        return lines
+
+
+@dataclass(frozen=True)
+class MatrixRow:
+    """A row: a defense on one network."""
+
+    name: str
+    group: str
+    network: str
+    cells: dict[str, MatrixCell]
+
+    @property
+    def id(self) -> str:
+        """The row's id on the page."""
+        return re.sub(r"[^\w]+", "-", f"{self.network}-{self.name}")
+
+    def measure(self, column: str) -> Measure:
+        """Return the measurements of a column by seed; empty where there are none."""
+        return self.cells[column].measure if column in self.cells else {}
+
+
+@dataclass(frozen=True)
+class Heatmap:
+    """The matrix on one network, with the sentences that its intervals allow."""
+
+    network: str
+    groups: dict[str, list[MatrixRow]]
+
+    @property
+    def rows(self) -> list[MatrixRow]:
+        """All rows."""
+        return [row for rows in self.groups.values() for row in rows]
+
+    @cached_property
+    def seeds(self) -> list[int]:
+        """The seeds of all cells."""
+        return sorted({seed for row in self.rows for key in row.cells for seed in row.measure(key)})
+
+    @property
+    def sentences(self) -> list[str]:
+        """The sentences that hold over the seeds; none for a single seed."""
+        return write_sentences(self) if len(self.seeds) > 1 else []
+
+
+def is_cell(row: Row) -> bool:
+    """Return True if a row belongs to a cell of the matrix."""
+    return row.metric in (CELL, REFUSED)
+
+
+def build_heatmaps(rows: Iterable[Row]) -> list[Heatmap]:
+    """Return the matrix of each network; rows of several runs are joined, a repeated one counts once."""
+    kept = [row for row in rows if is_cell(row)]
+    maps = []
+    for network, same in group_by(kept, lambda row: row.model).items():
+        groups: dict[str, list[MatrixRow]] = {}
+        for (group, name), cells in group_by(same, lambda row: (row.extra["acts_on"], row.extra["row"])).items():
+            by_column = group_by(cells, lambda row: row.extra["column"])
+            built = {key: MatrixCell(BY_KEY[key], by_column[key]) for key in BY_KEY if key in by_column}
+            groups.setdefault(group, []).append(MatrixRow(name, group, network, built))
+        maps.append(Heatmap(network, groups))
+    return maps
+
+
+def write_sentences(heatmap: Heatmap) -> list[str]:
+    """Return sentences about the rows whose intervals over the seeds lie apart from those they are held against."""
+    bare = next((row for row in heatmap.rows if row.name == NONE), None)
+    others = [row for row in heatmap.rows if row is not bare]
+
+    def compare(row: MatrixRow, column: str) -> Estimate | None:
+        return _less(bare.measure(column), row.measure(column)) if bare else None
+
+    def compare_attackers(row: MatrixRow, column: str) -> Estimate | None:
+        return _less(row.measure("strongest"), row.measure("inversion"))
+
+    def negate(row: MatrixRow, column: str) -> Estimate | None:
+        return _less(row.measure(column), bare.measure(column)) if bare else None
+
+    seen = [row for row in others if _apart(compare(row, "inversion")) and _apart(compare_attackers(row, ""))]
+    lost = [row for row in seen if not _apart(compare(row, "strongest"))]
+    kept = [row for row in seen if row not in lost]
+    return [
+        *_say("Give the plain attacker less than no defense does", "inversion", others, compare),
+        *_say(
+            "Hide from the plain attacker, and not shown to hide from the informed one, who sees more",
+            "strongest",
+            lost,
+            compare_attackers,
+        ),
+        *_say(f"{HIDE} and less from the informed one, who sees more", "strongest", kept, compare_attackers),
+        *_say("Give even the strongest attacker met less than no defense does", "strongest", others, compare),
+        *_say("Give the active server less", "active", others, compare),
+        *_say("Lower the AUC of membership on updates", "updates", others, compare),
+        *_say("Lower the AUC of RMIA on the final model", "final-rmia", others, compare),
+        *_say("Raise the AUC of RMIA on the final model", "final-rmia", others, negate),
+        *_say("Lower the AUC of LiRA on the final model", "final-lira", others, compare),
+        *_say("Cost accuracy", "accuracy", others, compare),
+    ]
+
+
+def _say(
+    words: str, key: str, rows: Sequence[MatrixRow], change: Callable[[MatrixRow, str], Estimate | None]
+) -> list[str]:
+    """Return one sentence on the rows whose change lies apart from 0; none if no row's does."""
+    column, texts = BY_KEY[key], []
+    for row in rows:
+        if (by := change(row, key)) is not None and _apart(by):
+            texts.append(f"{row.name} (by {column.format(by)} {column.unit}, {column.format_interval(by)})")
+    return [f"{words}: {', '.join(texts)}."] if texts else []
+
+
+def _less(one: Measure, other: Measure) -> Estimate | None:
+    """Return one measure less another over the seeds that both have; None unless these are several."""
+    return combine(sub, one, other) if len(one.keys() & other.keys()) > 1 else None
+
+
+def _apart(change: Estimate | None) -> bool:
+    """Return True if a change is above 0 with its whole interval."""
+    return change is not None and change.low > 0
+
+
+@dataclass(frozen=True)
+class PictureStrip:
+    """Pictures of a row: the truths, or one attack's reconstructions of them."""
+
+    title: str
+    pngs: list[str | None]
+
+
+def build_strips(row: MatrixRow, figures: Sequence[Labels]) -> list[PictureStrip]:
+    """Return the truths of a row's first seed, and the reconstructions of each column that has pictures."""
+    shown = {row.cells[key].attack: key for key in reversed(SHOWN) if key in row.cells and row.cells[key].measure}
+    if not shown:
+        return []
+    first = next(cell.rows[0] for cell in row.cells.values())
+    seed = min(seed for key in shown.values() for seed in row.measure(key))
+    wanted = (row.network, first.defense, first.extra.get("base_pruning"), seed)
+    mine = [
+        figure for figure in figures if figure["kind"] == "picture" and figure.get("png") and _key(figure) == wanted
+    ]
+    truths = {(x["target"], x["item"]): x["png"] for x in mine if x["attack"] is None}
+    strips = [PictureStrip("truth", list(truths.values())[:PICTURES])] if truths else []
+    for attack, key in shown.items():
+        pngs = {(x["target"], x["item"]): x["png"] for x in mine if x["attack"] == attack}
+        if pngs:
+            chosen = list(truths or pngs)[:PICTURES]
+            strips.append(PictureStrip(f"{BY_KEY[key].title}: {name_mode(attack)}", [pngs.get(at) for at in chosen]))
+    return strips
+
+
+def _key(figure: Labels) -> tuple[Any, ...]:
+    return figure["model"], figure.get("defense"), figure.get("base_pruning") or "none", figure["seed"]
+
+
+def name_mode(attack: str | None) -> str:
+    """Return an attack's name with the settings by which it knows of the defense.
+
+    Example:
+        >>> name_mode("sgi:iterations=400:adaptive=support:follows=true"), name_mode("rob:bins=128")
+        ('sgi, adaptive=support, follows=true', 'rob')
+    """
+    name, *settings = split(attack or "")
+    known = ("adaptive", "follows", "history", "accumulate")
+    return ", ".join([name, *(text for text in settings if text.partition("=")[0].startswith(known))])
+
+
+def list_ground(settings: Mapping[str, Any]) -> dict[str, str]:
+    """Return the common ground of a run's configuration in words."""
+    texts = {
+        "Data": "{data}, {members} members and as many non-members, drawn anew for each seed",
+        "Clients": "{clients}, equal shares at random, all in every round, one local step of {batch_size} pictures",
+        "Training": "{rounds} rounds at rate {learning_rate}; sub-models take as many passes over the members by Adam",
+        "Final model": "{in_out} reference models; pruned at {sparsity}, {finetune_epochs} epochs of fine-tuning",
+        "Updates": "membership by the last {history} rounds of each client: {membership}",
+        "Inversion": "all clients in round {attacked_round}, {iterations} iterations, weight of total variation "
+        "{total_variation}, labels known; mid-grey scores about 12 dB",
+    }
+    listed = {name: ", ".join(map(str, x)) if isinstance(x, list) else x for name, x in settings.items()}
+    return {title: text.format_map(listed) for title, text in texts.items() if _has(text, listed)}
+
+
+def _has(text: str, values: Mapping[str, Any]) -> bool:
+    return all(name in values for name in re.findall(r"{(\w+)}", text))
+
+
+def build_page(rows: Sequence[Row], figures: Sequence[Labels], settings: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the values of the template."""
+    maps = build_heatmaps(rows)
+    strips = {row.id: build_strips(row, figures) for heatmap in maps for row in heatmap.rows}
+    seeds = sorted({seed for heatmap in maps for seed in heatmap.seeds})
+    return {
+        "columns": COLUMNS,
+        "maps": maps,
+        "strips": strips,
+        "seeds": seeds,
+        "ground": list_ground(settings),
+        "data": ", ".join(dict.fromkeys(row.dataset for row in rows if is_cell(row))),
+        "colours": [(colour, "#fff" if number > 3 else "#1c2321") for number, colour in enumerate(SCALE)],
+        "scales": {unit: list_bounds(ends) for unit, ends in (("AUC", AUC), ("dB", PSNR))},
+        "shows_pictures": any(strips.values()),
+    }
+
+
+def list_bounds(ends: tuple[float, float]) -> list[str]:
+    """Return the lower bound of each colour.
+
+    Example:
+        >>> list_bounds((12.0, 30.0))
+        ['12', '15', '18', '21', '24', '27']
+    """
+    low, high = ends
+    return [f"{low + number * (high - low) / len(SCALE):.3g}" for number in range(len(SCALE))]

@@ -1,0 +1,279 @@
+"""Measures of the matrix: runs of the existing experiments on the common ground, and the cells that they fill.
+
+A measure fills the cells of one row for one seed. Its experiments are stages of the run, so a killed matrix resumes.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable, Iterable, Sequence
+from functools import wraps
+from pathlib import Path
+from typing import Any
+
+from secateur.catalogue import find, name_of
+from secateur.config import defense_of_updates
+from secateur.errors import WrongInput
+from secateur.experiments.audit import AuditEvaluation, make_together, parts_of
+from secateur.experiments.context import SeedContext, check_audit, fit_pruners
+from secateur.experiments.federate import FederateExperiment, check_federate
+from secateur.experiments.invert import ClientExposure, check_invert, refusal_of
+from secateur.experiments.pipeline import VICTIM, ModelFactory
+from secateur.experiments.threat_models import list_matchups
+from secateur.metrics.estimates import average
+from secateur.metrics.membership import Estimate
+from secateur.runs.artifacts import Result
+from secateur.runs.rows import Row
+from secateur.studies.dgp.extensions import write_tensors
+from secateur.studies.matrix.ground import MatrixSetting
+
+log = logging.getLogger(__name__)
+FINAL = ("final-rmia", "final-lira")
+EQUAL = 60.0  # dB
+COSTS = ("accuracy", "bytes", "seconds")
+UNDEFENDED = "no reference model imitates the defense"
+TESTED = ("test_accuracy", "server_accuracy")
+Measure = Callable[[MatrixSetting], None]
+
+
+def cells(*columns: str) -> Callable[[Callable[[MatrixSetting, Sequence[str]], None]], Measure]:
+    """Return a decorator for a measure of these columns: cells that cannot be measured get the reason."""
+
+    def decorate(function: Callable[[MatrixSetting, Sequence[str]], None]) -> Measure:
+        @wraps(function)
+        def measure(setting: MatrixSetting) -> None:
+            wanted = setting.refuse_senseless(columns)
+            try:
+                if wanted:
+                    function(setting, wanted)
+            except WrongInput as error:
+                setting.refuse(wanted, str(error).replace(f"{setting.run.folder}/", ""), by="secateur")
+            except RuntimeError as error:  # of one cell: the others are worth having
+                log.exception("%s, seed %d: no cells of %s", setting.step.row, setting.seed, ", ".join(wanted))
+                setting.refuse(wanted, f"failed: {str(error).partition(chr(10))[0]}", by="a fault")
+
+        return measure
+
+    return decorate
+
+
+@cells("inversion", "strongest")
+def measure_inversion(setting: MatrixSetting, columns: Sequence[str]) -> None:
+    """Invert all clients' updates of one round: plainly, and with every mode that the defense is weak against."""
+    attacks = setting.list_attacks(setting.matching)
+    rows, unmet = attack_updates(setting, attacks)
+    for row in _pool(rows):
+        if row.attack == attacks[0]:
+            setting.add("inversion", _cap(row), row.attack, **_describe(row, rows))
+        setting.add("strongest", _cap(row), row.attack, **_describe(row, rows), **unmet)
+
+
+@cells("active")
+def measure_active(setting: MatrixSetting, columns: Sequence[str]) -> None:
+    """Let an active server tamper with the model of one round, plainly and with the modes that its attack has."""
+    attack = f"rob:bins={setting.scale.bins}"
+    rows, unmet = attack_updates(setting, setting.list_attacks(attack, find("inversion", "rob").info["adapts"]))
+    for row in _pool(rows):
+        setting.add("active", _cap(row), row.attack, **_describe(row, rows), **unmet)
+
+
+def attack_updates(setting: MatrixSetting, attacks: Sequence[str]) -> tuple[list[Row], dict[str, str]]:
+    """Return the rows of attacks on updates, and the modes that could not be mounted with their reasons.
+
+    A defense that no federation takes is attacked outside one, in a first round.
+    """
+    number, start = setting.scale.attacked_round, len(setting.run.rows)
+    fields: dict[str, Any] = {"rounds": number, "evaluate_every": number, "attack_at": [number]}
+    fields |= {"attack_clients": "all", "labels": "oracle", "execution": "sequential"}  # too few rounds for a capture
+    fields = {} if setting.step.submodels else fields
+    reasons: dict[str, str] = {}
+    try:
+        check_federate(setting.federate(), setting.data, setting.device)
+    except WrongInput as error:
+        if setting.step.submodels or not _takes_updates(setting.defense):
+            raise
+        _invert(setting, attacks, reasons)
+        outside = {"outside": f"a first round outside a federation ({error})"}
+        return setting.run.rows[start:], outside | _list_unmet(reasons)
+    able = []
+    for attack in attacks:
+        try:
+            check_federate(setting.federate(**fields, attack=[attack]), setting.data, setting.device)
+            able.append(attack)
+        except WrongInput as error:
+            reasons[attack] = str(error)
+    if attacks[0] in reasons:
+        raise WrongInput(*reasons[attacks[0]].split(": ", 1))
+    config = setting.federate(**fields, attack=able)
+    experiment = FederateExperiment(config, setting.run, setting.data, setting.device)
+    experiment.measure([setting.seed], config.base_pruning[0], config.defense[0])
+    return setting.run.rows[start:], _list_unmet(reasons)
+
+
+def _takes_updates(defense: str) -> bool:
+    """Return True if a defense acts on one update, outside a federation too."""
+    try:
+        defense_of_updates(defense)
+    except WrongInput:
+        return False
+    return True
+
+
+def _invert(setting: MatrixSetting, attacks: Sequence[str], reasons: dict[str, str]) -> None:
+    """Attack first-round updates outside a federation; add the reasons of attacks that cannot be mounted."""
+    config = setting.invert(attacks)
+    check_invert(config, setting.data, setting.device)
+    context = SeedContext(setting.run, config, setting.data, setting.device, setting.seed)
+    exposure = ClientExposure(config, context, config.defense[0], f"pictures/{setting.step.network}")
+    exposure.show_truths()
+    for attack in config.attacks:
+        error = refusal_of(attack, exposure.client, config, exposure.targets[0], setting.seed)
+        if error is None:
+            exposure.measure(attack)
+        else:
+            reasons[str(attack)] = str(error)
+
+
+def _list_unmet(reasons: dict[str, str]) -> dict[str, str]:
+    return {"unmet": "; ".join(f"{attack}: {reason}" for attack, reason in reasons.items())} if reasons else {}
+
+
+def _pool(rows: Iterable[Row]) -> list[Row]:
+    """Return the PSNR of each attack over all updates of the round; of ATS that against the pictures used."""
+    known = [row for row in rows if row.metric == "psnr" and row.extra.get("target") is None and row.value is not None]
+    alone = [row for row in known if row.extra.get("client") is None and row.extra.get("against") != "raw"]
+    return list({row.attack: row for row in alone or known}.values())
+
+
+def _describe(psnr: Row, rows: Iterable[Row]) -> dict[str, Any]:
+    """Return further scores of the same attack on the same updates."""
+    wanted, labels = ("recognisable", "ssim", "psnr_grey"), (psnr.attack, psnr.extra)
+    same = (row for row in rows if row.metric in wanted and (row.attack, row.extra) == labels)
+    return {row.metric: row.value for row in same}
+
+
+@cells(*FINAL, "updates", *COSTS)
+def measure_training(setting: MatrixSetting, columns: Sequence[str]) -> None:
+    """Train the federation under the defense; attack its clients' last updates and its final model."""
+    if setting.step.pruner:
+        return
+    weights, rows = train(setting)
+    for attack in dict.fromkeys(row.attack for row in rows if row.metric == "auc"):
+        same = [row for row in rows if (row.metric, row.attack) == ("auc", attack) and row.value is not None]
+        asked = [row for row in same if row.extra["client"] is not None and row.extra.get("batches") in (None, "mixed")]
+        known = list(map(_estimate, asked))
+        if known:
+            setting.add("updates", average(known), attack, attacked=len(known))
+    turns = setting.scale.clients * (max(row.extra["round"] for row in rows if row.metric == "bytes_up"))
+    sent = next(row for row in reversed(rows) if row.metric == "bytes_up" and row.extra["client"] is None)
+    setting.add("bytes", _exact((sent.value or 0.0) / turns), unit="an update")
+    seconds = next(row for row in rows if row.metric == "seconds" and "round" in row.extra)
+    setting.add("seconds", _exact(seconds.value or 0.0), unit="the federation")
+    step = setting.step
+    defended = (step.defense, step.base_pruning, step.submodels) != ("none", "none", "")
+    try:
+        measure_final(setting, weights, {"unmet": UNDEFENDED} if defended else {})
+    except WrongInput as error:  # such as a model that BatchNorm left without statistics: its server has tested it
+        setting.refuse(FINAL, str(error).replace(f"{setting.run.folder}/", ""), by="secateur")
+        tested = [row for row in rows if row.metric in TESTED and row.extra["client"] is None]
+        if tested and tested[-1].value is not None:
+            setting.add("accuracy", _estimate(tested[-1]))
+
+
+@cells(*FINAL, *COSTS, "updates")
+def measure_compression(setting: MatrixSetting, columns: Sequence[str]) -> None:
+    """Compress the undefended federation's final model under the defense, and attack it."""
+    if setting.step.pruner:
+        base = setting.undefended
+        known = setting.models.get(_name(base))
+        measure_final(setting, train(base)[0] if known is None else known, {})
+
+
+def train(setting: MatrixSetting) -> tuple[Path, Sequence[Row]]:
+    """Run the federation to its last round; return the file of its final model, and its rows."""
+    scale, step, start = setting.scale, setting.step, len(setting.run.rows)
+    if slow := [name for name in map(name_of, step.defense.split("+")) if name in scale.untrained]:
+        raise WrongInput("defense", f"training under {slow[0]} takes too long for this scale; use --scale tiny")
+    if step.submodels:
+        updates = min(scale.history, setting.count_epochs(scale.rounds))
+        fields: dict[str, Any] = {"attack": list(scale.membership), "attack_history": updates}
+    else:
+        fields = {"rounds": scale.rounds, "evaluate_every": scale.rounds, "membership": list(scale.membership)}
+        fields |= {"attack_clients": "all", "attack_history": scale.history}
+    config = setting.federate(**fields)
+    check_federate(config, setting.data, setting.device)
+    experiment = FederateExperiment(config, setting.run, setting.data, setting.device)
+    method = config.submodels[0] if step.submodels else config.base_pruning[0]
+    model = experiment.measure([setting.seed], method, config.defense[0])
+    path = setting.run.folder / "models" / f"{_name(setting)}.safetensors"
+    setting.models[_name(setting)] = write_tensors(path, model)
+    return path, setting.run.rows[start:]
+
+
+def _name(setting: MatrixSetting) -> str:
+    """Return the name of a federation's model."""
+    safe = "".join(letter if letter.isalnum() else "-" for letter in setting.step.row)
+    return f"{setting.step.network}-{safe}-seed{setting.seed}"
+
+
+def measure_final(setting: MatrixSetting, weights: Path, marks: dict[str, str]) -> None:
+    """Attack a final model, after its compression if the row has one, and measure its accuracy."""
+    config, start = setting.audit(weights), len(setting.run.rows)
+    check_audit(config)
+    config = fit_pruners(config, setting.data, chosen=True)
+    context = SeedContext(setting.run, config, setting.data, setting.device, setting.seed)
+    factory = ModelFactory(context, parts_of(config, setting.data, setting.seed))
+    matchup = list(list_matchups(config, setting.seed))[-1]
+    begun = time.monotonic()
+    factory.models(matchup.victim, [VICTIM])
+    took = time.monotonic() - begun
+    evaluation = AuditEvaluation(config, factory)
+    make_together([evaluation], [matchup])
+    evaluation.measure_model(matchup.victim)
+    for attack in config.attack:
+        evaluation.measure_attack(matchup, attack)
+    rows = setting.run.rows[start:]
+    for attack in config.attack:
+        auc = next(row for row in rows if (row.metric, row.attack) == ("auc", str(attack)))
+        low = next((row.value for row in rows if (row.metric, row.attack) == ("tpr_at_fpr_0.01", str(attack))), None)
+        setting.add(f"final-{attack.name}", _estimate(auc), str(attack), tpr=low, **marks)
+    setting.add("accuracy", _estimate(next(row for row in rows if row.metric == "test_accuracy")))
+    if setting.step.pruner:
+        size = next(row for name in ("compressed", "masked") for row in rows if row.metric == f"bytes_{name}")
+        setting.add("bytes", _exact(size.value or 0.0), unit="the model")
+        kept = setting.run.stage(
+            "seconds", {"model": factory.models(matchup.victim, [VICTIM])[VICTIM].key}, lambda: _keep(took)
+        )
+        setting.add("seconds", _exact(kept.data["seconds"]), unit="the fine-tuning")
+    evaluation.release()
+
+
+def _keep(seconds: float) -> Result:
+    return Result(data={"seconds": seconds})
+
+
+def _estimate(row: Row) -> Estimate:
+    """Return the number of a row with its interval; an unknown end is infinite."""
+    assert row.value is not None
+    low, high = (-float("inf") if row.low is None else row.low, float("inf") if row.high is None else row.high)
+    return Estimate(row.value, low, high, row.note)
+
+
+def _cap(row: Row) -> Estimate:
+    """Return a PSNR of at most EQUAL dB: no eye sees more, and an exact picture has infinitely many."""
+    value, low, high, note = _estimate(row)
+    return Estimate(min(value, EQUAL), min(low, EQUAL), min(high, EQUAL), note)
+
+
+def _exact(value: float) -> Estimate:
+    """Return a number that has no interval."""
+    return Estimate(value, value, value)
+
+
+MEASURES: dict[str, Measure] = {  # in the order in which they are run
+    "inversion": measure_inversion,
+    "training": measure_training,
+    "compression": measure_compression,
+    "active": measure_active,
+}
