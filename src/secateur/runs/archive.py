@@ -1,4 +1,4 @@
-"""Archive of a study: the rows of finished runs with their provenance, in one compressed file (NAME.jsonl.xz).
+"""Archive of a study: the rows of runs with their provenance, in one compressed file (NAME.jsonl.xz).
 
 The first line has the provenance: studies, scale, command, commit, seeds and machine. Groups and notes follow, then
 short rows (rows.py). Histograms and class means are kept as well, since some tables are made of them. Curves, pictures
@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 
 from secateur.errors import WrongInput, printable
 from secateur.runs.artifacts import SCHEMA, write
-from secateur.runs.folder import DAMAGE, load_config, load_figures, load_finished, load_marker
+from secateur.runs.folder import DAMAGE, load_config, load_figures, load_marker, load_rows
 from secateur.runs.rows import Groups, Row, pack
 
 SUFFIX = ".jsonl.xz"
@@ -106,7 +106,7 @@ def _decompress(path: Path, content: bytes) -> bytes:
 
 
 def gather_runs(folders: Sequence[Path], studies: Sequence[str] = (), commit: str | None = None) -> Archive:
-    """Return the rows of finished runs, with their provenance.
+    """Return the rows of runs, with their provenance; it says which runs were stopped before their end.
 
     Args:
         folders: the runs.
@@ -123,9 +123,11 @@ def gather_runs(folders: Sequence[Path], studies: Sequence[str] = (), commit: st
         "commit": commit or find_commit(),
         "seeds": sorted({seed for marker in markers for seed in marker.get("seeds", [])}),
         "machine": ", ".join(_distinct(f"{marker.get('device')}, torch {marker.get('torch')}" for marker in markers)),
-        "date": max(str(marker.get("finished")) for marker in markers)[:10],
+        "date": max(str(marker.get("finished") or marker.get("started")) for marker in markers)[:10],
     }
-    rows = [row for folder in folders for row in load_finished(folder)]
+    if stopped := sum(not marker.get("finished") for marker in markers):
+        provenance["stopped before the end"] = f"{stopped} of {len(markers)} runs; their finished measurements count"
+    rows = [row for folder in folders for row in load_rows(folder)]
     figures = [figure for folder in folders for figure in load_figures(folder)]
     return Archive(provenance, rows, figures)
 

@@ -11,9 +11,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal
 
+from scipy.stats import binom
+
 from secateur.metrics.membership import Estimate
 
 SUPPORTED, NOT_SUPPORTED, UNDECIDED = "supported", "not supported", "undecided"
+TAIL = 0.025  # the share of 95 % intervals that lie above their own centre by chance
 Need = Literal["most", "every", "some"]
 Cases = dict[str, Estimate | None]  # by the name of a case; None: not measured
 
@@ -39,7 +42,7 @@ def judge(
     """Test the claim `case > bound` in most, every or some cases by the cases' intervals.
 
     A case counts for the claim if its interval lies entirely above the bound, and against the claim if no part does.
-    Among many cases a few lie above by chance (2.5 % of those at the bound), so `some` is a weak need.
+    Among many cases a few lie above by chance: `some` needs more of them than chance explains.
     """
     known = {name: case for name, case in cases.items() if case is not None}
     above = sum(case.low > bound for case in known.values())
@@ -51,12 +54,15 @@ def verdict(above: int, against: int, cases: int, need: Need = "most") -> str:
     """Return the verdict for these numbers of cases above the bound and against the claim.
 
     Example:
-        >>> verdict(3, 1, 5), verdict(1, 1, 5), verdict(1, 1, 5, "some"), verdict(4, 1, 5, "every")
+        >>> verdict(3, 1, 5), verdict(1, 1, 5), verdict(2, 1, 5, "some"), verdict(4, 1, 5, "every")
         ('supported', 'undecided', 'supported', 'not supported')
+        >>> verdict(1, 0, 2, "some"), verdict(1, 0, 80, "some"), verdict(6, 0, 80, "some")
+        ('supported', 'undecided', 'supported')
     """
     if not cases:
         return UNDECIDED
-    enough = {"most": above > cases / 2, "every": above == cases, "some": above > 0}
+    by_chance = float(binom.sf(above - 1, cases, TAIL))  # that so many lie above though all are at the bound
+    enough = {"most": above > cases / 2, "every": above == cases, "some": above > 0 and by_chance < 0.05}
     refuted = {"most": against >= cases / 2, "every": against > 0, "some": against == cases}
     return SUPPORTED if enough[need] else NOT_SUPPORTED if refuted[need] else UNDECIDED
 

@@ -32,6 +32,7 @@ from secateur.config import Federate, read
 from secateur.data.dataset import Dataset
 from secateur.evaluation.setup import device_of
 from secateur.runs.folder import Run
+from secateur.runs.archive import Archive
 from secateur.runs.rows import Row
 from secateur.studies.matrix.ground import MatrixSetting, MatrixStep, draw_ground
 from secateur.studies.matrix.measures import MEASURES
@@ -91,4 +92,9 @@ def _facts(scale: Scale, data: Dataset, rows: Sequence[Row]) -> Mapping[str, Any
     return {"data": data.name, "model": networks} | {name: getattr(scale, name) for name in FACTS}
 
 
-register("-", "matrix", plan)
+def gather(study: Study, archive: Archive) -> dict[str, list[Row]]:
+    """Return the rows of an archive: the table takes all networks."""
+    return {"": archive.rows}
+
+
+register("-", "matrix", plan, gather)
