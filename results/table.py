@@ -108,6 +108,7 @@ def describe(archive: Archive, rows: list[Row]) -> str:
     changes = ", ".join(after for word, after in pairwise(words) if word == "--set")
     differs = archive.provenance.get("differs") or changes
     parts = [f"{seeds} seed{'s' if seeds != 1 else ''}", archive.scale, where, differs]
+    parts.append(archive.provenance.get("unfinished"))
     return "; ".join(filter(None, parts))
 
 
