@@ -1,12 +1,8 @@
 #!/usr/bin/env bash
 # The measurements of results/inversion.md, side by side on one GPU and its host's processors.
 #   results/inversion.sh DATA OUT CHAIN...     DATA holds cifar-10-batches-bin/ and lpips/; CHAIN is a function below
-# What is stopped goes on where it was. Each finished run leaves OUT/done/NAME.jsonl.
-set -u
-data=$1 out=$2
-shift 2
-mkdir -p "$out/done"
-export OMP_NUM_THREADS=1 SECATEUR_DATA=$data
+# What is stopped goes on where it was. Each run leaves OUT/done/NAME.jsonl.xz.
+. "$(dirname "$0")/study.sh"
 cifar="--data cifar10 --device cuda --targets 20"
 
 invert() { # invert NAME ARGUMENTS...
@@ -14,8 +10,7 @@ invert() { # invert NAME ARGUMENTS...
   shift
   python3 -m secateur invert --out "$out/$name" $cifar "$@" >"$out/$name.log" 2>&1
   echo "$name: exit $? after $((SECONDS - begun)) s" >>"$out/times"
-  cp "$out/$name/results.jsonl" "$out/done/$name.jsonl"
-  cp "$out/$name/groups.jsonl" "$out/done/$name.groups.jsonl"
+  keep "$name"
 }
 measure() { # measure NAME ARGUMENTS...: a benchmark
   local name=$1 begun=$SECONDS

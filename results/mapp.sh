@@ -7,7 +7,7 @@
 
 among() { # among FOLDER STUDY SETTINGS...: studies of one folder share the federations that they have in common
   study_into "$1" "mapp-$2" "${@:3}"
-  for kind in md jsonl groups.jsonl; do mv "$out/done/$1.$kind" "$out/done/$1-$2.$kind"; done
+  for kind in md jsonl.xz; do mv "$out/done/$1.$kind" "$out/done/$1-$2.$kind"; done
 }
 by_seed() { # by_seed STUDY SETTINGS...: and of all seeds one table
   for seed in 0 1 2; do among "seed-$seed" "$@" --seeds "$seed," & done

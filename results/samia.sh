@@ -1,12 +1,8 @@
 #!/usr/bin/env bash
 # The measurements of results/samia.md, side by side on one GPU and its host's processors.
 #   results/samia.sh DATA OUT CHAIN...     DATA holds cifar-10-batches-bin/ and location/; CHAIN is a function below
-# What is stopped goes on where it was. Each finished audit leaves OUT/done/NAME.jsonl.
-set -u
-data=$1 out=$2
-shift 2
-mkdir -p "$out/done"
-export OMP_NUM_THREADS=1 SECATEUR_DATA=$data
+# What is stopped goes on where it was. Each audit leaves OUT/done/NAME.jsonl.xz.
+. "$(dirname "$0")/study.sh"
 cifar="--model resnet18-pool --data cifar10 --device cuda --set way=sequential"
 location="--model mlp --data location --device cpu"
 all=conf,xent,entropy,mentr,top1-conf,correctness,nn,top3-nn,nn-cls,blindmi,samia,lira,rmia
@@ -17,8 +13,7 @@ audit() { # audit FOLDER NAME ARGUMENTS...
   shift 2
   python3 -m secateur audit --out "$out/$folder" "$@" >"$out/$name.log" 2>&1
   echo "$name: exit $? after $((SECONDS - begun)) s" >>"$out/times"
-  cp "$out/$folder/results.jsonl" "$out/done/$name.jsonl"
-  cp "$out/$folder/groups.jsonl" "$out/done/$name.groups.jsonl"
+  keep "$folder" "$name"
 }
 
 cifar() { # the victim, its shadows and the first cell; then three chains that begin from them, and two more seeds

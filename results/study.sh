@@ -5,6 +5,9 @@ shift 2
 mkdir -p "$out/done"
 export OMP_NUM_THREADS=1 SECATEUR_DATA=$data
 
+keep() { # keep FOLDER [NAME]: the rows with their provenance; COMMIT is that of the code, where this is no checkout
+  python3 -m secateur report "$out/$1" --rows "$out/done/${2:-$1}.jsonl.xz" ${COMMIT:+--commit "$COMMIT"}
+}
 study() { # study NAME ARGUMENTS...
   study_into "$1" "$@"
 }
@@ -13,8 +16,7 @@ study_into() { # study_into FOLDER NAME ARGUMENTS...
   shift 2
   python3 -m secateur reproduce "$name" --scale full --device cuda --out "$out/$folder" "$@" >>"$out/$folder.log" 2>&1
   echo "$folder: exit $? after $((SECONDS - begun)) s" >>"$out/times"
-  cp "$out/$folder/results.jsonl" "$out/done/$folder.jsonl"
-  cp "$out/$folder/groups.jsonl" "$out/done/$folder.groups.jsonl"
+  keep "$folder"
   cp "$out/$folder/table.md" "$out/done/$folder.md"
 }
 side_by_side() { # side_by_side FUNCTION...: AT_ONCE (4) at a time, in this order

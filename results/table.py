@@ -36,6 +36,7 @@ WORDS = {SUPPORTED: "reproduced", NOT_SUPPORTED: "not", UNDECIDED: "undecided"}
 OURS = {SUPPORTED: "holds", NOT_SUPPORTED: "does not hold", UNDECIDED: "undecided"}  # of claims that no paper makes
 ORDER = ("reproduced", "partly", "not", "undecided", NOT_RUN)
 STRONG = ("rmia", "lira")  # the strongest attackers on a model's answers
+UNMET = "**"  # marks the attackers that a defense did not meet
 
 
 @dataclass(frozen=True)
@@ -51,6 +52,8 @@ class Line:
     verdict: str = NOT_RUN
     full: bool = True  # at the paper's scale
     counts: bool = True  # False: no claim of the paper, or no result
+    hides: bool = False  # a claim that a defense hides something
+    met: bool = True  # the defense met its strongest attacker, and the claim stands against that one
     panel: bool = False  # another data set of a figure: no claim by itself
 
 
@@ -65,6 +68,17 @@ class Measurement:
     attacker: str
     full: bool
     kept: bool  # True if its rows are
+
+    @property
+    def stands(self) -> bool:
+        """True if the strongest attacker was met, and no claim about what it finds failed."""
+        asked = [finding for finding in self.findings if is_ours(finding.claim)]
+        return UNMET not in self.attacker and all(finding.verdict == SUPPORTED for finding in asked)
+
+
+def is_ours(claim: str) -> bool:
+    """Return True if a claim is ours, not the paper's."""
+    return any(words in claim for words in ("ours:", "not in the paper", "not the paper's"))
 
 
 def read_json(name: str) -> Any:
@@ -94,6 +108,7 @@ def describe(archive: Archive, rows: list[Row]) -> str:
     changes = ", ".join(after for word, after in pairwise(words) if word == "--set")
     differs = archive.provenance.get("differs") or changes
     parts = [f"{seeds} seed{'s' if seeds != 1 else ''}", archive.scale, where, differs]
+    parts.append(archive.provenance.get("unfinished"))
     return "; ".join(filter(None, parts))
 
 
@@ -197,17 +212,18 @@ def _claim_lines(item: Mapping[str, Any], key: str, paper: str, here: list[Measu
     """Yield the lines of one claim."""
     rules = rules_of(item["study"], key)
     text = rules["claim"].format_map(Blank(item.get("words", {})))
-    is_ours = any(words in text for words in ("ours:", "not in the paper", "not the paper's"))
-    words = OURS if is_ours else WORDS
+    ours = is_ours(text)
+    words = OURS if ours else WORDS
     any_line = False
     for measured in here:
         for finding in measured.findings:
             if finding.key == key and finding.measured != "not measured here":
                 any_line = True
                 yield Line("", finding.claim, paper, finding.measured, measured.setting, measured.attacker,
-                           words[finding.verdict], measured.full, not is_ours)  # fmt: skip
+                           words[finding.verdict], measured.full, not ours, key in item.get("hides", ()),
+                           measured.stands)  # fmt: skip
     if not any_line:
-        yield Line("", text, paper, counts=not is_ours)
+        yield Line("", text, paper, counts=not ours)
 
 
 def fill(text: str, printed: Any) -> str:
@@ -270,6 +286,11 @@ def make_page() -> str:
     body.append(["**all four**", str(total.total()), *(str(total[word]) for word in ORDER)])
     body[-1].append(f"{claimed['reproduced']} of {claimed.total()}")
     parts.append(grid(["paper", "figures and tables", *ORDER, "claims reproduced"], body))
+    hiding = [line for some in lines.values() for line in some if line.hides and line.verdict == "reproduced"]
+    parts.append(
+        f"{len(hiding)} of the reproduced claims say that a defense hides something. "
+        f"Known to stand against the strongest attacker: {sum(line.met for line in hiding)} of {len(hiding)}."
+    )
     for package, paper in papers.items():
         parts += [f"## {paper['title']}", paper["gist"]]
         head = ["item", "claim", "paper", "ours [95 % interval]", "seeds, scale, stand-ins", "strongest attacker met"]
@@ -284,8 +305,12 @@ def _cells(lines: list[Line]) -> list[list[str]]:
         item = line.item if line.item != before.item else ""
         same = line.setting == before.setting and line.setting != ""
         setting, attacker = ("as above", "as above") if same else (line.setting, line.attacker)
-        small = "" if line.full or line.verdict == NOT_RUN else ", not at full scale"
-        body.append([item, line.claim, line.paper, line.ours, setting, attacker, line.verdict + small])
+        caveats = [] if line.full or line.verdict == NOT_RUN else ["not at full scale"]
+        caveats += (
+            ["by the paper's attackers only"] if line.hides and not line.met and line.verdict == "reproduced" else []
+        )
+        verdict = ", ".join([line.verdict, *caveats])
+        body.append([item, line.claim, line.paper, line.ours, setting, attacker, verdict])
         before = line
     return body
 

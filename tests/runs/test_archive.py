@@ -50,11 +50,27 @@ def test_runs_become_one_archive_without_the_users_paths(runs):
     assert len(gathered.rows) == 8 and len(gathered.figures) == 4
     assert (gathered.studies, gathered.scale, gathered.provenance["seeds"]) == (["samia-fig6"], "small", [0, 1])
     assert gathered.provenance["commit"] == "abc1234" and "/home/me" not in json.dumps(gathered.provenance)
-    assert "stopped before the end" not in gathered.provenance
+
+
+def test_archives_are_joined_as_runs_are(runs, tmp_path):
+    parts = [tmp_path / f"{number}.jsonl.xz" for number in (0, 1)]
+    for run, part, commit in zip(runs, parts, ("abc1234", "def5678"), strict=True):
+        alone = gather_runs([run], commit=commit)
+        write_archive(part, alone.rows, alone.provenance, alone.figures)
+    joined = gather_runs(parts)
+    assert joined.rows == gather_runs(runs, commit="abc1234").rows and len(joined.figures) == 2
+    assert joined.provenance["commit"] == "abc1234; def5678" and joined.provenance["seeds"] == [0, 1]
+    assert (joined.studies, joined.scale) == (["samia-fig6"], "small")
+
+
+def test_an_interrupted_run_is_archived_and_counted(runs):
     marker = runs[0] / "run.json"
     marker.write_text(json.dumps(json.loads(marker.read_text()) | {"finished": None}))
-    again = gather_runs(runs, commit="abc1234")
-    assert again.rows == gathered.rows and again.provenance["stopped before the end"].startswith("1 of 2 runs")
+    gathered = gather_runs(runs, commit="abc1234")
+    assert len(gathered.rows) == 8 and gathered.provenance["unfinished"] == "a run was interrupted"
+    (runs[0] / "results.jsonl").write_text("")
+    with pytest.raises(WrongInput, match="no results yet"):
+        gather_runs(runs[:1], commit="abc1234")
 
 
 def test_one_command_archives_and_another_makes_page_and_table(runs, tmp_path, capsys):

@@ -161,7 +161,8 @@ def test_steps_come_from_data_with_the_values_that_they_name(monkeypatch):
     values = {"values": {"bases": ["snip", "grasp"], "data": ["mnist", "digits"], "sizes": [2, 4]}}
     monkeypatch.setattr("secateur.studies.study.read_data", lambda paper, name: values)
     steps = [{"data": "{data}", "size": "{sizes}", "bases": ["none", "{bases}:rate={rates:g}"]}, {"size": 3}]
-    read = Study("mine", lambda study, request: None, "tables:one", steps).read_steps(Part, rates=(0.5, 1.0))
+    study = Study("mine", lambda study, request: None, lambda study, archive: {}, "tables:one", steps)
+    read = study.read_steps(Part, rates=(0.5, 1.0))
     bases = ("none", "snip:rate=0.5", "snip:rate=1", "grasp:rate=0.5", "grasp:rate=1")
     assert read[:4] == [Part(bases, data, size) for data in ("mnist", "digits") for size in (2, 4)]
     assert read[4:] == [Part(size=3)]
@@ -185,7 +186,7 @@ def test_a_claim_is_judged_by_its_need_bound_and_unit_with_the_words_in_place():
 def test_a_claim_says_which_keys_it_compares():
     rows = [row("ig", "none", 0.1), row("rob", "none", 0.5), row("ig", "dgp:k1=0.1", 0.4)]
     hidden, *_ = DgpResults(rows).judge("recovery", open={})
-    assert hidden.measured == "ig, dgp, none, LPIPS: 0.300 [0.286, 0.314]" and hidden.verdict == "supported"
+    assert hidden.measured == "ig, dgp, none: 0.300 [0.286, 0.314]" and hidden.verdict == "supported"
     hidden, *_ = DgpResults(rows[:2]).judge("recovery", open={})
     assert hidden.measured == "not measured here"
 

@@ -359,7 +359,7 @@ def report(
     ] = "",
     policy: Annotated[Path | None, typer.Option(help="Policy file (YAML) that the evidence is held against.")] = None,
     rows: Annotated[
-        Path | None, typer.Option(help="Archive the rows of finished runs with their provenance: NAME.jsonl.xz.")
+        Path | None, typer.Option(help="Archive the rows of the runs with their provenance: NAME.jsonl.xz.")
     ] = None,
     study: Annotated[str, typer.Option(help="Studies that the archived rows belong to, if the runs were none.")] = "",
     commit: Annotated[str | None, typer.Option(help="Commit of the archived runs; by default this checkout's.")] = None,
@@ -392,7 +392,7 @@ def report(
 
 
 def _archive(folders: Sequence[Path], file: Path, studies: str, commit: str | None) -> None:
-    """Write the rows of finished runs into one archive."""
+    """Write the rows of runs into one archive."""
     from secateur.catalogue import find
     from secateur.runs.archive import SUFFIX, gather_runs, is_archive, write_archive
 

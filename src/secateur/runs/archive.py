@@ -105,31 +105,42 @@ def _decompress(path: Path, content: bytes) -> bytes:
     return text
 
 
-def gather_runs(folders: Sequence[Path], studies: Sequence[str] = (), commit: str | None = None) -> Archive:
-    """Return the rows of runs, with their provenance; it says which runs were stopped before their end.
+def gather_runs(paths: Sequence[Path], studies: Sequence[str] = (), commit: str | None = None) -> Archive:
+    """Return the rows of runs and archives together, with their provenance.
 
     Args:
-        folders: the runs.
+        paths: folders of runs, or archives.
         studies: the studies whose tables the rows fill; by default those that the runs were.
-        commit: the commit of the code; by default that of the checkout that runs now.
+        commit: the commit of the code of the runs; by default that of the checkout that runs now.
     """
-    markers = [load_marker(folder) for folder in folders]
-    commands = [PATHS.sub(r"\1PATH", str(marker.get("command", ""))) for marker in markers]
-    texts = [f"{load_config(folder)}\n{command}" for folder, command in zip(folders, commands, strict=True)]
+    parts = [read_archive(path) if is_archive(path) else _load_run(path, commit) for path in paths]
+    provenance: dict[str, Any] = {"studies": [*studies] or _distinct(name for part in parts for name in part.studies)}
+    for name in dict.fromkeys(name for part in parts for name in part.provenance if name != "studies"):
+        values = [part.provenance[name] for part in parts if name in part.provenance]
+        provenance[name] = "; ".join(_distinct(map(str, values)))
+    provenance["seeds"] = sorted({seed for part in parts for seed in part.provenance.get("seeds", [])})
+    rows = [row for part in parts for row in part.rows]
+    return Archive(provenance, rows, [figure for part in parts for figure in part.figures])
+
+
+def _load_run(folder: Path, commit: str | None) -> Archive:
+    """Return the rows of a run, also of one that was interrupted."""
+    marker = load_marker(folder)
+    command = PATHS.sub(r"\1PATH", str(marker.get("command", "")))
+    text = f"{load_config(folder)}\n{command}"
     provenance = {
-        "studies": [*studies] or _distinct(_word_after(r"^study:|reproduce", text) for text in texts),
-        "scale": ", ".join(_distinct(_word_after(r"^scale:|--scale", text) for text in texts)),
-        "command": "; ".join(_distinct(commands)),
+        "studies": _distinct([_word_after(r"^study:|reproduce", text)]),
+        "scale": _word_after(r"^scale:|--scale", text),
+        "command": command,
         "commit": commit or find_commit(),
-        "seeds": sorted({seed for marker in markers for seed in marker.get("seeds", [])}),
-        "machine": ", ".join(_distinct(f"{marker.get('device')}, torch {marker.get('torch')}" for marker in markers)),
-        "date": max(str(marker.get("finished") or marker.get("started")) for marker in markers)[:10],
+        "seeds": marker.get("seeds", []),
+        "machine": f"{marker.get('device')}, torch {marker.get('torch')}",
+        "date": str(marker.get("finished") or marker.get("started"))[:10],
     }
-    if stopped := sum(not marker.get("finished") for marker in markers):
-        provenance["stopped before the end"] = f"{stopped} of {len(markers)} runs; their finished measurements count"
-    rows = [row for folder in folders for row in load_rows(folder)]
-    figures = [figure for folder in folders for figure in load_figures(folder)]
-    return Archive(provenance, rows, figures)
+    provenance |= {} if marker.get("finished") else {"unfinished": "a run was interrupted"}
+    if not (rows := load_rows(folder)):
+        raise WrongInput("run", f"{folder}: there are no results yet; finish the run first")
+    return Archive(provenance, rows, load_figures(folder))
 
 
 def _word_after(words: str, text: str) -> str:

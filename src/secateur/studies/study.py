@@ -109,7 +109,14 @@ class Study:
 Gather = Callable[[Study, Archive], Mapping[str, Any]]  # the paper's results by network and data set
 
 
-def register(paper: str, package: str, make_plan: Callable[[Study, Request], StudyPlan], gather: Gather) -> None:
+def no_results(study: Study, archive: Archive) -> dict[str, Any]:
+    """Return no results: the study has no table of archived rows."""
+    return {}
+
+
+def register(
+    paper: str, package: str, make_plan: Callable[[Study, Request], StudyPlan], gather: Gather = no_results
+) -> None:
     """Add the studies of a paper to the catalogue by name, each with its title."""
     for name, study in read_data(package, "studies")["studies"].items():
         fields = {key: value for key, value in study.items() if key != "title"}

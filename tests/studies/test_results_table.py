@@ -1,0 +1,122 @@
+"""The page of results: every study and claim has a line, an archive fills its lines, and verdicts are computed."""
+
+import importlib.util
+import json
+import sys
+from pathlib import Path
+
+import pytest
+
+from secateur.catalogue import methods
+from secateur.runs.archive import write_archive
+from secateur.runs.rows import Row
+from secateur.studies import read_data
+
+RESULTS = Path(__file__).parents[2] / "results"
+UNUSED = ("about",)
+
+
+@pytest.fixture(scope="module")
+def table():
+    spec = importlib.util.spec_from_file_location("results_table", RESULTS / "table.py")
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[spec.name] = module
+    spec.loader.exec_module(module)
+    return module
+
+
+@pytest.fixture(scope="module")
+def papers(table):
+    return {name: paper for name, paper in table.read_json("items.json").items() if name not in UNUSED}
+
+
+def test_every_study_and_every_claim_has_a_line(papers):
+    studies = [item["study"] for paper in papers.values() for item in paper["items"] if "study" in item]
+    known = {name for name, entry in methods("study").items() if entry.make().package in papers}
+    assert sorted(studies) == sorted(known)
+    for package, paper in papers.items():
+        listed = {key for item in paper["items"] for key in item.get("claims", {})}
+        claims = read_data(package, "claims")
+        keys = {f"{part}.{name}" for part, some in claims.items() if part != "about" for name in some}
+        assert listed == keys | paper["texts"].keys(), package
+        hiding = {key for item in paper["items"] for key in item.get("hides", ())}
+        assert hiding <= listed
+
+
+def audited(pruner, sparsity, accuracy, seeds=(0, 1, 2)):
+    labels = {"model": "mlp", "dataset": "location", "pruner": pruner, "sparsity": sparsity, "defense": "basic"}
+    return [
+        Row(**labels, seed=seed, metric="test_accuracy", value=accuracy + seed / 1000, low=0.0, high=1.0)
+        for seed in seeds
+    ]
+
+
+@pytest.fixture
+def folder(table, tmp_path, monkeypatch):
+    """A folder of results with one study measured before, without its rows."""
+    entry = {"data": "location", "setting": "mlp", "commit": "abc1234", "machine": "a server", "seeds": [0]}
+    entry |= {"scale": "full", "attacker": "conf", "studies": {"samia-fig6": {"utility.close": {"counts": [0, 2, 2]}}}}
+    (tmp_path / "items.json").write_text((RESULTS / "items.json").read_text())
+    (tmp_path / "measured.json").write_text(json.dumps([entry]))
+    (tmp_path / "rows").mkdir()
+    monkeypatch.setattr(table, "HERE", tmp_path)
+    return tmp_path
+
+
+def line_of(page, words):
+    return next(line for line in page.splitlines() if words in line)
+
+
+def test_an_archive_fills_its_lines_and_replaces_what_had_no_rows(table, folder):
+    close = "pruned models are close to the original"
+    before = line_of(table.make_page(), close)
+    assert "rows not kept; measured at abc1234 on a server" in before and before.endswith("| not |")
+    rows = [*audited("none", 0.0, 0.60), *audited("l1-unstructured", 0.5, 0.61)]
+    command = "secateur reproduce samia-fig6 --scale full --set shadows=1"
+    write_archive(
+        folder / "rows" / "fig6.jsonl.xz", rows, {"studies": ["samia-fig6"], "scale": "full", "command": command}
+    )
+    after = line_of(table.make_page(), close)
+    assert "l1-unstructured 0.5: +1.0 points" in after and "| reproduced |" in after
+    assert "3 seeds; full; mlp on location; shadows=1; [rows](rows/fig6.jsonl.xz)" in after and "abc1234" not in after
+    assert table.main(["--check"]) == 1 and table.main([]) == 0 and table.main(["--check"]) == 0
+
+
+def test_a_figure_is_reproduced_only_whole_and_at_full_scale(table):
+    yes, small, no = (
+        table.Line("Fig. 1", "a", verdict=word, full=full)
+        for word, full in (("reproduced", True), ("reproduced", False), ("not", True))
+    )
+    undecided, absent = (table.Line("Fig. 1", "b", verdict=word) for word in ("undecided", "not run"))
+    verdicts = {
+        "reproduced": [yes, yes],
+        "partly": [yes, absent],
+        "not": [no, undecided],
+        "undecided": [undecided, absent],
+        "not run": [absent, absent],
+    }
+    assert all(table.verdict_of(lines) == word for word, lines in verdicts.items())
+    assert table.verdict_of([small]) == table.verdict_of([yes, no]) == "partly"
+
+
+def test_a_defense_that_did_not_meet_its_strongest_attacker_says_so(table):
+    labels = {"model": "m", "dataset": "d", "seed": 0, "metric": "psnr", "value": 1.0}
+    plain = [Row(**labels, defense="dgp", attack="ig:iterations=9")]
+    assert table.describe_attackers(plain) == "ig: plain; **dgp did not meet support, reapply**"
+    both = [*plain, *(Row(**labels, defense="dgp", attack=f"ig:adaptive={mode}") for mode in ("support", "reapply"))]
+    assert table.describe_attackers(both) == "ig: plain, reapply, support"
+    members = [Row(**labels, defense="ppb", attack="samia", adaptive=False)]
+    assert table.describe_attackers(members) == "samia; **not met: rmia, lira, one who knows the defense**"
+
+
+def test_a_claim_to_hide_that_only_the_papers_attackers_support_is_marked(table):
+    hides = table.Finding("DGP protects", "1 of 1 yes", "supported", "recovery.dgp")
+    fails = table.Finding("DGP hides from one who knows (not in the paper)", "0 of 1 yes", "not supported", "x")
+    strong, weak = (
+        table.Measurement("dgp-table1", ("cifar10",), findings, "full", "ig: plain", True, True)
+        for findings in ([hides], [hides, fails])
+    )
+    assert strong.stands and not weak.stands
+    item = {"study": "dgp-table1", "claims": {}, "hides": ["recovery.dgp"]}
+    (line,) = table._claim_lines(item, "recovery.dgp", "", [weak])
+    assert table._cells([line])[0][-1] == "reproduced, by the paper's attackers only"
