@@ -15,6 +15,7 @@ from secateur.runs.rows import Row
 from secateur.studies.dgp.steps import Step
 from secateur.studies.dgp.tables import DgpResults
 from secateur.studies.mapp.federations import cases_of
+from secateur.studies.matrix.ground import MatrixStep
 from secateur.studies.priprune.federations import Federations, values_of
 from secateur.studies.samia import AuditStep
 from secateur.studies.study import SIZES, Request, Scale, Study, read_scales, run_steps, scale_of
@@ -119,17 +120,18 @@ def test_wrong_fields_are_named(text, expected, fields):
 
 
 PAPERS = ("dgp", "mapp", "priprune", "samia")
+PACKAGES = (*PAPERS, "matrix")  # the matrix is no paper's
 
 
 def test_every_study_has_a_title_and_a_table():
-    studies_of = [studies.read_data(paper, "studies")["studies"] for paper in PAPERS]
+    studies_of = [studies.read_data(paper, "studies")["studies"] for paper in PACKAGES]
     titles = {name: study["title"] for known in studies_of for name, study in known.items()}
     assert titles == {name: entry.summary for name, entry in catalogue.methods("study").items()}
     for name, entry in catalogue.methods("study").items():
         study = entry.make()
         module, _, function = study.table.partition(":")
         assert callable(getattr(import_module(f"secateur.studies.{study.package}.{module}"), function)), name
-        assert study.steps and study.package in PAPERS
+        assert study.steps and study.package in PACKAGES
 
 
 @pytest.mark.parametrize("scale", SIZES)
@@ -143,6 +145,9 @@ def test_steps_of_every_study_can_be_read_at_every_scale(name, scale):
         assert all(case.unit in (8, 16, 32, 64) and case.attacks for case in cases_of(study, size))
     elif study.package == "priprune":
         assert all(step.bases and step.defenses for step in study.read_steps(Federations, **values_of(size)))
+    elif study.package == "matrix":
+        rows = [step.title for step in study.read_steps(MatrixStep, networks=size.networks[:1])]
+        assert len(rows) == len(set(rows)) == 28
     else:
         (step,) = study.read_steps(AuditStep)
         assert read(Audit, None, step.settings(scale, {})).attack

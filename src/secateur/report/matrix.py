@@ -22,7 +22,8 @@ from secateur.runs.rows import Row
 CELL, REFUSED = "matrix_cell", "matrix_refused"  # metrics of the rows of a cell
 NONE = "none"  # the row without a defense
 SCALE = ("#fff7d6", "#fee391", "#fec44f", "#fe9929", "#d95f0e", "#8c2d04")  # light to dark: safe for colour-blind eyes
-HIDE = "Hide from the plain attacker"
+HIDE, INFORMED = "hide from the plain attacker", "strongest"
+LOST = f"{HIDE} and are not shown to hide from the informed one, who sees more"
 PICTURES = 4  # truths of a row
 SHOWN = ("inversion", "strongest", "active")  # columns with pictures
 
@@ -143,15 +144,24 @@ class MatrixCell:
         return any(row.extra.get("unmet") for row in self.rows)
 
     def list_rows(self) -> list[tuple[str, str, str]]:
-        """Return a line for each attack: its name, its mean, and its values by seed."""
+        """Return a line for each attack: its name, its mean, and its values by seed with other scores."""
         lines = []
         for attack, measure in self.by_attack.items():
-            values = ", ".join(f"{self.column.format(value)} (seed {seed})" for seed, value in sorted(measure.items()))
             average = mean(measure)
             assert average is not None
             interval = self.column.format_interval(average)
-            lines.append((attack or "", f"{self.column.format(average)}{f' [{interval}]' if interval else ''}", values))
+            same = {row.seed: row for row in self.rows if row.metric == CELL and row.attack == attack}
+            numbers = [f"{self.column.format(measure[x])} (seed {x}{_describe(same[x])})" for x in sorted(same)]
+            text = f"{self.column.format(average)}{f' [{interval}]' if interval else ''}"
+            lines.append((attack or "", text, ", ".join(numbers)))
         return lines
+
+
+def _describe(row: Row) -> str:
+    """Return the other scores of a measurement in words."""
+    words = {"recognisable": "recognisable", "tpr": "TPR at 1 % FPR"}
+    known = {name: value for name in words if (value := row.extra.get(name)) is not None}
+    return "".join(f", {words[name]} {100 * value:.0f} %" for name, value in known.items())
 
 
 @dataclass(frozen=True)
@@ -233,21 +243,18 @@ def write_sentences(heatmap: Heatmap) -> list[str]:
     lost = [row for row in seen if not _apart(compare(row, "strongest"))]
     kept = [row for row in seen if row not in lost]
     return [
-        *_say("Give the plain attacker less than no defense does", "inversion", others, compare),
+        *_say("give the plain attacker less than no defense does", "inversion", others, compare),
         *_say(
-            "Hide from the plain attacker, and not shown to hide from the informed one, who sees more",
-            "strongest",
-            lost,
-            compare_attackers,
+            f"{HIDE} and are not shown to hide from the informed one, who sees more", INFORMED, lost, compare_attackers
         ),
-        *_say(f"{HIDE} and less from the informed one, who sees more", "strongest", kept, compare_attackers),
-        *_say("Give even the strongest attacker met less than no defense does", "strongest", others, compare),
-        *_say("Give the active server less", "active", others, compare),
-        *_say("Lower the AUC of membership on updates", "updates", others, compare),
-        *_say("Lower the AUC of RMIA on the final model", "final-rmia", others, compare),
-        *_say("Raise the AUC of RMIA on the final model", "final-rmia", others, negate),
-        *_say("Lower the AUC of LiRA on the final model", "final-lira", others, compare),
-        *_say("Cost accuracy", "accuracy", others, compare),
+        *_say(f"{HIDE}, and less from the informed one, who sees more", INFORMED, kept, compare_attackers),
+        *_say("give even the strongest attacker met less than no defense does", INFORMED, others, compare),
+        *_say("give the active server less", "active", others, compare),
+        *_say("lower the AUC of membership on updates", "updates", others, compare),
+        *_say("lower the AUC of RMIA on the final model", "final-rmia", others, compare),
+        *_say("raise the AUC of RMIA on the final model", "final-rmia", others, negate),
+        *_say("lower the AUC of LiRA on the final model", "final-lira", others, compare),
+        *_say("cost accuracy", "accuracy", others, compare),
     ]
 
 
@@ -259,7 +266,7 @@ def _say(
     for row in rows:
         if (by := change(row, key)) is not None and _apart(by):
             texts.append(f"{row.name} (by {column.format(by)} {column.unit}, {column.format_interval(by)})")
-    return [f"{words}: {', '.join(texts)}."] if texts else []
+    return [f"These {words}: {', '.join(texts)}."] if texts else []
 
 
 def _less(one: Measure, other: Measure) -> Estimate | None:
@@ -282,23 +289,28 @@ class PictureStrip:
 
 def build_strips(row: MatrixRow, figures: Sequence[Labels]) -> list[PictureStrip]:
     """Return the truths of a row's first seed, and the reconstructions of each column that has pictures."""
-    shown = {row.cells[key].attack: key for key in reversed(SHOWN) if key in row.cells and row.cells[key].measure}
+    shown: dict[str | None, str] = {}
+    for key in SHOWN:
+        if key in row.cells and row.cells[key].measure:
+            shown.setdefault(row.cells[key].attack, key)
     if not shown:
         return []
-    first = next(cell.rows[0] for cell in row.cells.values())
+    first = next(iter(row.cells.values())).rows[0]
     seed = min(seed for key in shown.values() for seed in row.measure(key))
-    wanted = (row.network, first.defense, first.extra.get("base_pruning"), seed)
-    mine = [
-        figure for figure in figures if figure["kind"] == "picture" and figure.get("png") and _key(figure) == wanted
-    ]
-    truths = {(x["target"], x["item"]): x["png"] for x in mine if x["attack"] is None}
+    wanted = (row.network, first.defense, first.extra["base_pruning"], seed)
+    drawn = [figure for figure in figures if figure.get("png") and _key(figure) == wanted]
+    truths = {_place(figure): figure["png"] for figure in drawn if figure["attack"] is None}
     strips = [PictureStrip("truth", list(truths.values())[:PICTURES])] if truths else []
     for attack, key in shown.items():
-        pngs = {(x["target"], x["item"]): x["png"] for x in mine if x["attack"] == attack}
+        pngs = {_place(figure): figure["png"] for figure in drawn if figure["attack"] == attack}
         if pngs:
             chosen = list(truths or pngs)[:PICTURES]
             strips.append(PictureStrip(f"{BY_KEY[key].title}: {name_mode(attack)}", [pngs.get(at) for at in chosen]))
     return strips
+
+
+def _place(figure: Labels) -> tuple[Any, Any]:
+    return figure["target"], figure["item"]
 
 
 def _key(figure: Labels) -> tuple[Any, ...]:

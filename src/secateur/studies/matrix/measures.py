@@ -63,9 +63,10 @@ def measure_inversion(setting: MatrixSetting, columns: Sequence[str]) -> None:
     """Invert all clients' updates of one round: plainly, and with every mode that the defense is weak against."""
     attacks = setting.list_attacks(setting.matching)
     rows, unmet = attack_updates(setting, attacks)
+    plain = {name: text for name, text in unmet.items() if name != "unmet"}
     for row in _pool(rows):
         if row.attack == attacks[0]:
-            setting.add("inversion", _cap(row), row.attack, **_describe(row, rows))
+            setting.add("inversion", _cap(row), row.attack, **_describe(row, rows), **plain)
         setting.add("strongest", _cap(row), row.attack, **_describe(row, rows), **unmet)
 
 

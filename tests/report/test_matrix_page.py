@@ -1,0 +1,118 @@
+"""The page of the matrix: strongest attacks, intervals, colours, marks, and sentences that intervals allow."""
+
+import pytest
+
+from secateur.report.matrix import (
+    AUC,
+    BY_KEY,
+    CELL,
+    REFUSED,
+    SCALE,
+    build_heatmaps,
+    build_page,
+    list_ground,
+)
+from secateur.runs.rows import Row
+
+NEAR = (-0.1, 0.0, 0.1)
+
+
+def cell(name, column, value, seed=0, attack="sgi", metric=CELL, note=None, **extra):
+    labels = {"study": "matrix", "row": name, "acts_on": "gradient", "column": column, "base_pruning": "none"}
+    return Row(
+        model="conv-2", dataset="cifar10", defense=name, seed=seed, attack=attack, metric=metric, value=value,
+        low=None if value is None else value - 1, high=None if value is None else value + 1, note=note,
+        extra=labels | extra,
+    )  # fmt: skip
+
+
+def seeds(name, column, centre, spread=NEAR, **more):
+    return [cell(name, column, centre + by, seed, **more) for seed, by in enumerate(spread)]
+
+
+def only(rows):
+    (heatmap,) = build_heatmaps(rows)
+    return heatmap
+
+
+def test_a_cell_shows_its_strongest_attack_of_most_seeds():
+    rows = seeds("dgp", "strongest", 14) + seeds("dgp", "strongest", 20, attack="sgi:adaptive=support")
+    rows += [cell("dgp", "strongest", 50, attack="sgi:adaptive=reapply")]  # of one seed only
+    shown = only(rows).rows[0].cells["strongest"]
+    assert (shown.attack, shown.text) == ("sgi:adaptive=support", "20.0")
+    assert shown.interval == "19.8 to 20.2"  # Student's over three seeds: 20 -+ 4.303 * 0.1 / sqrt(3)
+    assert [line[0] for line in shown.list_rows()] == ["sgi", "sgi:adaptive=support", "sgi:adaptive=reapply"]
+
+
+def test_a_cell_of_one_seed_has_that_seeds_interval():
+    shown = only([cell("dgp", "inversion", 14)]).rows[0].cells["inversion"]
+    assert shown.interval == "13.0 to 15.0"
+    assert only([cell("dgp", "inversion", 14)]).sentences == []
+
+
+@pytest.mark.parametrize(("value", "shade"), [(0.3, 0), (0.5, 0), (0.56, 1), (0.79, 5), (0.8, 5), (1.0, 5)])
+def test_colours_follow_the_scale_of_the_column(value, shade):
+    assert BY_KEY["updates"].worst == AUC and len(SCALE) == 6
+    assert BY_KEY["updates"].shade(value) == shade
+    assert BY_KEY["seconds"].shade(value) is None
+
+
+def test_a_defense_that_hides_from_the_plain_attacker_only_is_called_so():
+    rows = seeds("none", "inversion", 20) + seeds("none", "strongest", 20)
+    rows += seeds("dgp", "inversion", 12) + seeds("dgp", "strongest", 20)
+    rows += seeds("soteria", "inversion", 12) + seeds("soteria", "strongest", 15)
+    rows += seeds("noise", "inversion", 12) + seeds("noise", "strongest", 12)
+    plain, lost, less, strongest = only(rows).sentences
+    assert all(name in plain for name in ("dgp", "soteria", "noise")) and "by 8.0 dB" in plain
+    assert lost.startswith("These hide from the plain attacker and are not shown to hide from the informed one")
+    assert "dgp" in lost and "soteria" not in lost and "noise" not in lost
+    assert "soteria (by 3.0 dB" in less and "dgp" not in less
+    assert "soteria" in strongest and "noise" in strongest and "dgp" not in strongest
+
+
+def test_seeds_that_scatter_allow_no_sentence():
+    wide = (-8.0, 0.0, 8.0)
+    rows = seeds("none", "inversion", 20, wide) + seeds("dgp", "inversion", 14, tuple(reversed(wide)))
+    assert only(rows).sentences == []
+
+
+def test_a_defense_may_raise_what_it_should_lower():
+    rows = seeds("none", "final-rmia", 0.6, (-0.01, 0, 0.01)) + seeds("top-k", "final-rmia", 0.7, (-0.01, 0, 0.01))
+    (sentence,) = only(rows).sentences
+    assert sentence.startswith("These raise the AUC of RMIA on the final model: top-k (by 0.100 AUC")
+
+
+def test_refused_and_unmet_cells_are_marked_with_their_reasons():
+    rows = [cell("ppb", "inversion", None, attack=None, metric=REFUSED, note="no update <is> sent", by="the matrix")]
+    rows += [
+        cell("dgp", "strongest", 14, unmet="sgi:adaptive=reapply: no"),
+        cell("adgp", "active", 9, outside="a"),
+    ]
+    page = build_page(rows, [], {})
+    ppb, dgp, adgp = page["maps"][0].rows
+    assert ppb.cells["inversion"].reasons == ["no update <is> sent (said by the matrix)"]
+    assert not ppb.cells["inversion"].text and not ppb.cells["inversion"].unmet
+    assert dgp.cells["strongest"].unmet and dgp.cells["strongest"].marks == ["sgi:adaptive=reapply: no"]
+    assert not adgp.cells["active"].unmet and adgp.cells["active"].marks == ["a"]
+
+
+def test_pictures_are_those_of_the_rows_defense_network_and_first_seed():
+    rows = [cell("dgp", "inversion", 14, seed=1), cell("dgp", "strongest", 16, seed=1, attack="sgi:adaptive=support")]
+
+    def picture(attack, png, **more):
+        labels = {"kind": "picture", "model": "conv-2", "defense": "dgp", "base_pruning": "none", "seed": 1}
+        return labels | {"attack": attack, "png": png, "target": 0, "item": 0} | more
+
+    figures = [picture(None, "T"), picture("sgi", "P"), picture("sgi:adaptive=support", "S")]
+    figures += [picture("sgi", "X", defense="top-k"), picture("sgi", "X", seed=0), picture("sgi", "X", model="m")]
+    page = build_page(rows, figures, {})
+    assert [strip.pngs for strip in page["strips"]["conv-2-dgp"]] == [["T"], ["P"], ["S"]]
+    assert page["shows_pictures"]
+
+
+def test_the_ground_is_described_by_the_fields_that_are_known():
+    fields = {"data": "cifar10", "members": 800, "history": 10, "membership": ["yeom", "lira"]}
+    ground = list_ground(fields)
+    assert ground["Data"].startswith("cifar10, 800 members")
+    assert ground["Updates"].endswith("each client: yeom, lira")
+    assert "Clients" not in ground

@@ -1,0 +1,94 @@
+"""The matrix: cells of experiments on one ground, refusals with their reasons, parts that are joined into one page."""
+
+import pytest
+import torch
+
+from secateur import catalogue
+from secateur.data.load import load
+from secateur.errors import WrongInput
+from secateur.report.matrix import BY_KEY, CELL, REFUSED
+from secateur.report.page import write_page
+from secateur.runs.folder import load_rows
+from secateur.studies import read_data
+from secateur.studies.matrix.ground import MatrixSetting, MatrixStep, draw_ground
+from secateur.studies.study import read_scales, reproduce
+
+TINY = read_scales("matrix")["tiny"]
+
+
+def setting(seed=0, network="digits-cnn", **step):
+    data = draw_ground(load("digits", None, False), TINY.members, seed)
+    named = MatrixStep(network, "here", "row", **step)
+    return MatrixSetting(None, TINY, {}, torch.device("cpu"), seed, named, data, {})
+
+
+def measure(out, *parts, seeds="0,"):
+    options = {"seeds": seeds, "device": "cpu"}
+    reproduce("matrix", "tiny", options, list(parts), out)
+    return [row for row in load_rows(out) if row.metric in (CELL, REFUSED)]
+
+
+def test_a_seed_draws_members_and_as_many_others_and_both_change_with_it():
+    data, one = load("digits", None, False), draw_ground(load("digits", None, False), 50, 0)
+    assert (one.train_size, len(one.inputs)) == (50, 100)
+    assert torch.equal(one.inputs, draw_ground(data, 50, 0).inputs)
+    assert not torch.equal(one.inputs, draw_ground(data, 50, 1).inputs)
+    with pytest.raises(WrongInput, match="members: 1000 and as many non-members are more than digits has"):
+        draw_ground(data, 1000, 0)
+
+
+def test_reference_models_are_trained_as_the_federation_is(tmp_path):
+    audit = setting().audit(tmp_path / "model.safetensors")
+    assert audit.train.batch_size == TINY.clients * TINY.batch_size
+    assert audit.train.epochs * TINY.members == TINY.rounds * audit.train.batch_size
+    assert (audit.train.optimiser, audit.train.learning_rate, audit.train.momentum) == ("sgd", TINY.learning_rate, 0)
+    assert audit.adaptive and audit.in_out == TINY.in_out
+
+
+def test_every_mode_of_the_catalogue_is_an_attack():
+    attacks = setting(defense="dgp+error-feedback").list_attacks("sgi:iterations=3")
+    assert attacks == ["sgi:iterations=3", "sgi:adaptive=support:iterations=3", "sgi:adaptive=reapply:iterations=3"]
+    following = setting(defense="largest").list_attacks("sgi:iterations=3")
+    modes = catalogue.find("defense", "largest").info["adaptive"]
+    assert modes == ("support+follows",) and following[1] == "sgi:adaptive=support:follows=true:iterations=3"
+    assert setting(defense="dgp").list_attacks("rob", ["mask"]) == ["rob"]
+
+
+def test_priprune_shares_by_the_number_of_weights():
+    small, large = (setting(network=name, defense="priprune").defense for name in ("digits-cnn", "conv-1"))
+    shares = [float(text.rpartition("=")[2]) for text in (small, large)]
+    assert shares[0] > shares[1] > 0
+    assert setting(defense="priprune:sharing=2.0").defense == "priprune:sharing=2.0"
+
+
+def test_refusals_name_columns_and_groups_of_the_study():
+    study = catalogue.find("study", "matrix").make()
+    groups = {step.group for step in study.read_steps(MatrixStep, networks=["conv-2"])}
+    reasons = {name: texts for name, texts in read_data("matrix", "refusals").items() if name != "about"}
+    assert reasons.keys() <= groups
+    assert all(columns.keys() <= BY_KEY.keys() for columns in reasons.values())
+
+
+def test_a_senseless_pair_is_refused_by_the_data_and_another_by_the_tool(tmp_path):
+    rows = measure(tmp_path, "rows=ppb,priprune", "measures=inversion")
+    by = {(row.extra["row"], row.extra["column"]): (row.extra["by"], row.note) for row in rows}
+    assert all(row.metric == REFUSED and row.value is None for row in rows)
+    said, reason = by["ppb", "strongest"]
+    assert said == "the matrix" and "no client sends an update" in reason
+    said, reason = by["priprune", "inversion"]
+    assert (said, reason) == (
+        "secateur",
+        "defense: PriPrune does not support BatchNorm; use a model without, such as conv-2",
+    )
+    page = (tmp_path / "report.html").read_text()
+    assert page.count('class="refused" title=') == 4 and "does not support BatchNorm" in page
+
+
+def test_parts_of_a_matrix_join_into_one_page(tmp_path):
+    for name, parts in (("a", "rows=none"), ("b", "rows=dgp")):
+        rows = measure(tmp_path / name, parts, "measures=active")
+        assert all(row.metric == CELL and 0 < row.value <= 60 for row in rows)
+    page = write_page([tmp_path / "a", tmp_path / "b"], tmp_path / "both.html").read_text()
+    assert page.count('<th scope="row">') == 2
+    assert {row.attack for row in rows} == {"rob:bins=16", "rob:adaptive=support:bins=16"}
+    assert page.count("<img") == 2 * 4 * 2, "truths and the active server's pictures of both rows"
