@@ -375,7 +375,7 @@ def model_targets(folder: Path, long: bool) -> list[Target]:
     """Return the readers of weights, networks, captured updates and artifacts; without `long` no compiled networks."""
     from safetensors.torch import save
 
-    from secateur.evaluation.client import read_update
+    from secateur.evaluation.update_files import read_update
     from secateur.models.create import load_weights
     from secateur.runs.artifacts import Result, decode, encode
 

@@ -197,6 +197,7 @@ class ServerView:
 
     sent: Params  # the model that the server sent: parameters and buffers
     update: Gradient | Weights  # the client's answer
+    last: Mask | None = None  # entries that were not 0 in its last answer, where that tells; None: nothing is known
 
 
 @dataclass(frozen=True, eq=False)

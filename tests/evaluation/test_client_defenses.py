@@ -114,7 +114,10 @@ def test_what_met_no_attacker_who_knows_of_it_says_so():
     assert caution(defense("none"), [PLAIN]) is None
     assert caution(defense("noise"), [PLAIN]) is None
     assert caution(defense("dgp"), [PLAIN]).startswith("dgp was attacked plainly only; ")
-    assert "(adaptive: reapply or support) may see more" in caution(defense("dgp+error-feedback"), [PLAIN])
+    assert "(adaptive: reapply or support) may see more" in caution(defense("dgp"), [PLAIN])
+    fed_back = defense("dgp+error-feedback")  # the residual is a second weakness, of its own attacker
+    assert "(adaptive: reapply or support or support+follows) may see more" in caution(fed_back, [PLAIN])
+    assert "(adaptive: support+follows) may see more" in caution(fed_back, [REAPPLY])
     assert caution(defense("dgp"), [PLAIN, REAPPLY]) is None
     assert "was not attacked as its weakness asks for" in caution(defense("dgp"), [LAYER])
     assert caution(defense("soteria"), [LAYER]) is None
@@ -161,7 +164,8 @@ def test_an_empty_residual_is_told():
     row = Row(model="m", dataset="d", seed=0, metric="psnr", value=1.0)
     (empty,) = add_cautions([row], defense("dgp+error-feedback"), [REAPPLY])
     assert empty.note.startswith("dgp+error-feedback: its residual is empty, as in the first round")
-    assert add_cautions([row], defense("dgp+error-feedback"), [REAPPLY], trained=True)[0].note is None
+    met = [REAPPLY, inversion("ig:adaptive=support:follows=true")]
+    assert add_cautions([row], defense("dgp+error-feedback"), met, trained=True)[0].note is None
     assert add_cautions([row], defense("dgp"), [REAPPLY])[0].note is None
 
 
@@ -241,10 +245,10 @@ def test_a_user_that_does_not_broadcast_follows_anothers_positions(client, batch
     upload = Adgp(chosen=False)
     guard = UploadDefense(upload, other=lambda number: other)
     plain = gradient_update(client.net, client.state, batch)
-    sent = guard(plain, client.state, batch, 0, client.knowledge).values
+    sent = guard(plain, client.state, batch, 0, client.knowledge)[0].values
     inside = upload.positions(gradient_update(client.net, client.state, other).values)
     assert all(not bool((sent[name] != 0)[~inside[name]].any()) for name in sent)
-    own = UploadDefense(Adgp())(plain, client.state, batch, 0, client.knowledge).values
+    own = UploadDefense(Adgp())(plain, client.state, batch, 0, client.knowledge)[0].values
     assert any(not torch.equal(sent[name], own[name]) for name in sent)
     assert guard.compression is None and UploadDefense(Adgp()).compression is not None
     with pytest.raises(WrongInput, match="follows another user"):

@@ -6,7 +6,7 @@ from safetensors.torch import save_file
 from torch import nn
 
 from secateur.errors import WrongInput
-from secateur.evaluation.client import read_update
+from secateur.evaluation.update_files import read_update
 from secateur.interfaces import Gradient, Weights
 
 

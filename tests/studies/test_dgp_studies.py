@@ -76,6 +76,9 @@ def test_each_defense_meets_the_attackers_it_is_weak_against():
     assert all(text.startswith("gi-dgp-paper:") for text in known)
     assert list(attack_texts("rob", "dgp", tiny)) == ["rob", "rob:adaptive=support"]  # there is no trial to compress
     assert list(attack_texts("rob", "soteria", tiny)) == ["rob"]
+    fed_back = list(attack_texts("ig", "top-k+error-feedback", tiny))
+    assert fed_back[-1].endswith(":adaptive=support:follows=true") and len(fed_back) == 4
+    assert all("follows" not in text for text in attack_texts("rob", "dgp+error-feedback", tiny))  # it cannot
     assert list(attack_texts("r-gap", "soteria", tiny)) == ["r-gap", "r-gap:adaptive=layer"]
     assert list(attack_texts("r-gap", "outpost", tiny)) == ["r-gap", "r-gap:adaptive=mask", "r-gap:adaptive=support"]
 
@@ -365,7 +368,8 @@ def test_a_study_without_pictures_and_one_of_two_models_with_all_of_them(tmp_pat
 def test_a_part_of_a_study_is_for_a_machine_of_its_own():
     steps = catalogue.find("study", "dgp-table1").make().read_steps(Step)
     left, others = select_steps(steps, ["steps=ig,training", "defenses=none,dgp+error-feedback", "epochs=3"], PARTS)
-    assert [step.name for step in left] == ["ig", "ig", "training"] and others == ["epochs=3"]
+    assert [step.name for step in left] == ["ig", "ig", "ig", "training"] and others == ["epochs=3"]
+    assert [step.trained for step in left] == [False, False, True, False]
     assert left[0].defenses == ("none",) and left[2].defenses == ("none", "dgp+error-feedback")
     assert select_steps(steps, [], PARTS, OPTIONAL) == (list(steps), [])
     plain, _ = select_steps(steps, ["adaptive=none"], PARTS, OPTIONAL)

@@ -25,13 +25,12 @@ from secateur.evaluation.client import (
     Target,
     check_attack,
     check_shape,
-    fit_update,
     guard_of,
     protect,
-    read_update,
     scale,
     transform_of,
 )
+from secateur.evaluation.update_files import fit_update, read_update
 from secateur.experiments.invert import UpdateExposure, chance_of
 from secateur.experiments.invert_targets import with_policies_for_model
 from secateur.interfaces import Batch, Gradient, Knowledge, Loss, Params, Weights

@@ -36,6 +36,10 @@ class Invert(Common):
     )
     restarts: base.Count | None = flag(None, "Trials of every attack; the one with the lowest loss counts.")
     iterations: base.Count | None = flag(None, base.ITERATIONS)
+    rounds_before: base.FromZero = flag(0, "Rounds of training before the attacked update; 0: it is the first one.")
+    users: base.Count = field(10, "Users that train together in these rounds, the attacked client among them.")
+    batch_before: base.Count = field(32, "Examples of a user's update in these rounds.")
+    repeats: base.Count = flag(1, "Rounds in a row that are of the same examples, which attacks with rounds=N join.")
     local_steps: base.Count | None = flag(None, "Local steps, after which the client sends weights, not a gradient.")
     local_batch: base.Count | None = field(None, "Examples in a local step; null: all.")
     learning_rate: base.Positive | None = flag(None, "Learning rate of the local steps.")
@@ -77,9 +81,11 @@ class Invert(Common):
         if self.local_batch is not None and self.local_batch > self.batch_size:
             raise WrongInput("local_batch", f"{self.local_batch} is not allowed; batch_size is {self.batch_size}")
         if self.local_steps is None and self.update is None:
+            used = ("learning_rate",) if self.rounds_before or self.repeats > 1 else ()
             for name in ("learning_rate", "local_batch"):
-                if getattr(self, name) is not None:
+                if getattr(self, name) is not None and name not in used:
                     raise WrongInput(name, "is about local steps; set local_steps too, or leave it out")
+        self._check_rounds()
         if self.update is None and self.input_shape:
             raise WrongInput("input_shape", "describes a captured update; set update too, or leave it out")
         for name in self.unused_fields:
@@ -93,6 +99,21 @@ class Invert(Common):
             raise WrongInput("residual", "needs error feedback; use --defense dgp+error-feedback")
         _ = self.attacks  # raises now if an attack lacks a parameter
         return self
+
+    def _check_rounds(self) -> None:
+        """Refuse fields that several rounds of a client contradict."""
+        several = {"rounds_before": self.rounds_before > 0, "repeats": self.repeats > 1}
+        for name in (name for name, is_set in several.items() if is_set):
+            if self.update is not None:
+                raise WrongInput(name, "cannot be combined with update, which is captured already; leave it out")
+        for name in ("users", "batch_before"):
+            if not self.rounds_before and getattr(self, name) != type(self).model_fields[name].default:
+                raise WrongInput(name, "is about the rounds before the attacked one; set rounds_before too")
+        if self.rounds_before and (self.residual is not None or self.local_steps is not None):
+            field = "residual" if self.residual is not None else "local_steps"
+            raise WrongInput("rounds_before", f"cannot be combined with {field}: its rounds send gradients")
+        if self.repeats > 1 and self.statistics:
+            raise WrongInput("repeats", "cannot be combined with statistics, which are of one round; leave it out")
 
     def _check_captured(self) -> None:
         """Refuse fields that a captured update contradicts."""

@@ -11,6 +11,8 @@ from secateur.evaluation.calibration import WEIGHTS
 from secateur.evaluation.reconstruction import fewest_updates
 from secateur.runs.rows import Row
 
+EMPTY = "empty"  # the label of a residual before the first round
+
 
 @dataclass(frozen=True)
 class Strength:
@@ -20,16 +22,16 @@ class Strength:
     updates: int
     weights: frozenset[float | None]  # of total variation
     tuned: bool  # no weight of total variation, or one that its attacker chose for such pictures
+    empty: bool = False  # error feedback had an empty residual, as in a client's first round alone
 
     @property
     def mode(self) -> str:
         """The way in which the attacker adapts to the defense."""
-        return mode_of(self.setting("adaptive", PLAIN), self.setting(FOLLOWS, "false").lower() == "true")
+        return read_mode(self.name)
 
     def setting(self, name: str, default: str) -> str:
         """Return a setting of the attack as text."""
-        pairs = dict(part.split("=", 1) for part in split(self.name)[1:])
-        return pairs.get(name, default)
+        return read_settings(self.name).get(name, default)
 
     @property
     def cut(self) -> str | None:
@@ -40,13 +42,31 @@ class Strength:
         return f"{name_of(self.name)} took {taken} of its {whole} iterations" if taken < whole else None
 
 
+def read_settings(attack: str) -> dict[str, str]:
+    """Return the settings of an attack that is written with them."""
+    return dict(part.split("=", 1) for part in split(attack)[1:])
+
+
+def read_mode(attack: str) -> str:
+    """Return the mode of an attack that is written with its settings.
+
+    Example:
+        >>> read_mode("ig:iterations=9"), read_mode("sgi:adaptive=support:follows=true:rounds=3")
+        ('none', 'support+follows+accumulates')
+    """
+    settings = read_settings(attack)
+    follows = settings.get(FOLLOWS, "false").lower() == "true"
+    return mode_of(settings.get("adaptive", PLAIN), follows, int(settings.get("rounds", 1)))
+
+
 def measure_strength(name: str, rows: Sequence[Row]) -> Strength:
     """Return the strength of an attack from its rows on one defense."""
     counts = [row for row in rows if row.metric == "updates"]
     alone = [row for row in counts if not pools(row)] or counts
     tuned = all(row.extra.get("calibrated") or not row.extra.get("total_variation") for row in rows)
     weights = frozenset(row.extra.get("total_variation") for row in rows)
-    return Strength(name, round(sum(row.value or 0 for row in alone)), weights, tuned)
+    empty = any(row.extra.get("residual") == EMPTY for row in rows)
+    return Strength(name, round(sum(row.value or 0 for row in alone)), weights, tuned, empty)
 
 
 def pools(row: Row) -> bool:
@@ -62,6 +82,8 @@ def list_missing(attacks: Sequence[Strength], defense: str) -> list[str]:
         weak = ", ".join(map(settings_of_mode, unmet))
         how = "it was attacked plainly only" if not met - {PLAIN} else "not every attacker who knows of it was met"
         missing.append(f"{how}; one who knows of it ({weak}) may see more")
+    if all(attack.empty for attack in attacks):
+        missing.append("its residual was empty, as in a first round; one from training (rounds_before) was not met")
     for mode in [mode for mode in modes if mode in met] or sorted(met):
         same = [attack for attack in attacks if attack.mode == mode]
         if all(attack.cut for attack in same):
@@ -82,7 +104,7 @@ def list_modes(defense: str) -> list[str]:
 
     Example:
         >>> list_modes("dgp:k1=0.05+error-feedback"), list_modes("noise"), list_modes("none")
-        (['support', 'reapply'], [], [])
+        (['support', 'reapply', 'support+follows'], [], [])
     """
     known = methods("defense")
     entries = [known.get(name_of(part)) for part in defense.split("+")]

@@ -110,7 +110,7 @@ def calibrate(
     examples = examples[: effort.updates]
     guard = client.guard
     if guard is not None:
-        guard = replace(guard, seed=seed, other=lambda number: examples[(number + 1) % len(examples)])
+        guard = guard.imitate(seed, lambda number: examples[(number + 1) % len(examples)])
     imitated = replace(client, seed=seed, guard=guard)
     errors, seconds = {}, 0.0
     for weight in WEIGHTS:

@@ -13,14 +13,14 @@ from typing import Any
 import torch
 from torch import Generator, Tensor, nn
 
-from secateur.attacks.inversion.adaptive import PLAIN, Adaptive, mode_of
+from secateur.attacks.inversion.adaptive import PLAIN, Adaptive, mode_of, support
 from secateur.attacks.inversion.updates import gradient_update, statistics_of, weights_update
 from secateur.catalogue import Choice, Defense
 from secateur.config import UPDATES
 from secateur.data.dataset import Dataset
 from secateur.defenses.adgp import AlignedDualGradientPruning
 from secateur.defenses.dp_common import Guarantee
-from secateur.defenses.error_feedback import INNER, ErrorFeedback, upload_of
+from secateur.defenses.error_feedback import INNER, RESIDUAL, ErrorFeedback, upload_of
 from secateur.defenses.precode import Precode, bottleneck_of, with_bottleneck, with_divergence, with_noise
 from secateur.errors import WrongInput
 from secateur.functional import noise_of
@@ -37,10 +37,9 @@ from secateur.interfaces import (
     UploadContext,
     Weights,
 )
-from secateur.models.create import misfit, read_tensors, shorten_list
+from secateur.models.create import misfit, read_tensors
 from secateur.runs.rows import Row, join_notes
 from secateur.seeding import derive
-from secateur.tree import list_trained
 
 GUESSES: Mapping[Adaptive, str] = {
     "support": "that an entry of zero was dropped",
@@ -48,8 +47,6 @@ GUESSES: Mapping[Adaptive, str] = {
     "reapply": "that the update was compressed, but not how",
     "mask": "that small entries are noise where something was dropped",
 }
-FLOATS = (torch.float16, torch.bfloat16, torch.float32, torch.float64)  # of an update
-KINDS: dict[str, type[Gradient] | type[Weights]] = {"gradient": Gradient, "weights": Weights}
 Target = Batch | Gradient | Weights  # examples that the client makes an update of, or a captured update
 
 
@@ -68,23 +65,31 @@ class AttackedClient:
     precode: Precode | None = None  # the settings of the network's bottleneck
     seed: int = 0  # of the random numbers of transform and noise
     adaptive: Adaptive = "none"  # how the attacker adapts
+    repeats: int = 1  # rounds in a row that are of one target's examples; the last of them is attacked
+    remembered: tuple[str, ...] = ()  # the attacker's use of earlier rounds, in words
 
     def meet_attack(self, attack: InversionAttack) -> AttackedClient:
         """Return the client as this attack meets it: an attacker who reapplies the compression knows it."""
         adaptive: Adaptive = getattr(attack, "adaptive", "none")
         compression = self.guard.compression if self.guard is not None and adaptive == "reapply" else None
-        return replace(self, knowledge=replace(self.knowledge, compression=compression), adaptive=adaptive)
+        rounds, remembered = getattr(attack, "rounds", 1), []
+        if getattr(attack, "follows", False) and self.guard is not None and self.guard.feeds_back:
+            remembered = ["which entries the client sent last"] if self.guard.sent or self.repeats > 1 else []
+        remembered += [f"that its last {rounds} rounds are of the same examples"] if rounds > 1 else []
+        known = replace(self.knowledge, compression=compression)
+        return replace(self, knowledge=known, adaptive=adaptive, remembered=tuple(remembered))
 
     def show_targets(
         self, attack: InversionAttack, targets: Sequence[Target], rng: Generator, first: int = 0
     ) -> tuple[Knowledge, list[list[ServerView]]]:
-        """Return the attacker's knowledge and its views of every target: one round, after it tampered with the model.
+        """Return the attacker's knowledge and its views of every target, after it tampered with the model.
 
-        `first` is the number of the first target among all targets; a defense derives its generator from that number.
+        The views of a target are those of as many rounds as the attack joins, the latest first. `first` is the number
+        of the first target among all targets; a defense derives its generator from that number.
         """
         net, sent = attack.tamper(self.net, self.state, self.knowledge, rng)
         used = [self.transform_target(target, number) for number, target in enumerate(targets, first)]
-        updates = [self._update(net, sent, target, number) for number, target in enumerate(used, first)]
+        rounds = [self._run_rounds(net, sent, target, number) for number, target in enumerate(used, first)]
         batches = [(number, target) for number, target in enumerate(used, first) if isinstance(target, Batch)]
         labels = torch.stack([batch.labels for _, batch in batches]) if self.tells_labels else None
         statistics = None
@@ -93,7 +98,38 @@ class AttackedClient:
             statistics = [statistics_of(net, self._draw_state(net, sent, batch, i), batch, how) for i, batch in batches]
         knowledge = self.meet_attack(attack).knowledge
         known = replace(knowledge, net=self._imagine_network(net, attack), labels=labels, statistics=statistics)
-        return known, [[ServerView(sent, update)] for update in updates]
+        return known, [self._select_views(attack, views) for views in rounds]
+
+    def _run_rounds(self, net: nn.Module, sent: Params, target: Target, number: int) -> list[ServerView]:
+        """Return the rounds that are of one target's examples, the latest first.
+
+        Between two rounds the server takes a step with the client's update alone.
+        """
+        if not isinstance(target, Batch):
+            return [ServerView(sent, target)]
+        views: list[ServerView] = []
+        memory: Params | None = None
+        for turn in range(self.repeats):
+            update, memory = self._update(net, sent, target, number, turn, memory)
+            views.insert(0, ServerView(sent, update))
+            if isinstance(update, Weights):
+                sent = sent | update.values
+            else:
+                rate = self.knowledge.learning_rate or 0.0
+                sent = sent | {name: sent[name] - rate * value for name, value in update.values.items()}
+        return views
+
+    def _select_views(self, attack: InversionAttack, views: Sequence[ServerView]) -> list[ServerView]:
+        """Return the rounds that an attack joins; with error feedback each says which entries were sent before it."""
+        rounds = getattr(attack, "rounds", 1)
+        if rounds > len(views):
+            other = "the client makes every update of other examples, so there is nothing to join"
+            few = other if len(views) == 1 else f"only the last {len(views)} are of the same examples"
+            raise WrongInput("rounds", f"{rounds} cannot be joined: {few}; use --repeats {rounds} for such a client")
+        if self.guard is None or not self.guard.feeds_back:
+            return list(views[:rounds])
+        earlier = [*(support(view.update.values) for view in views[1:]), self.guard.sent]
+        return [replace(view, last=mask) for view, mask in zip(views[:rounds], earlier, strict=False)]
 
     def transform_target(self, target: Target, number: int) -> Target:
         """Return the examples that the update is made of: transformed where a defense does that."""
@@ -101,24 +137,42 @@ class AttackedClient:
             return target
         return target._replace(inputs=self.transform(target.inputs, derive(self.seed, "transform", number)))
 
-    def _update(self, net: nn.Module, sent: Params, target: Target, number: int) -> Gradient | Weights:
-        if not isinstance(target, Batch):
-            return target
-        known, held = self.knowledge, self._draw_state(net, sent, target, number)
+    def _update(
+        self, net: nn.Module, sent: Params, target: Batch, number: int, turn: int, memory: Params | None
+    ) -> tuple[Gradient | Weights, Params | None]:
+        """Return a target's update of one round, and the state that its upload keeps for the next one."""
+        known, held = self.knowledge, self._draw_state(net, sent, target, number, turn)
         if self.precode is not None and self.precode.divergence:
             net, loss = with_divergence(net, known.loss, self.precode.beta)
             known = replace(known, loss=loss)
         if not self.sends_weights:
             plain = gradient_update(net, held, target, known.batchnorm, known.loss)
-            return plain if self.guard is None else self.guard(plain, held, target, number, replace(known, net=net))
+            if self.guard is None:
+                return plain, None
+            return self.guard(plain, held, target, number, replace(known, net=net), turn, memory)
         if known.learning_rate is None:
             raise WrongInput("learning_rate", "must be given for a client that sends its weights")
         steps, learning_rate, batch_size = known.local_steps, known.learning_rate, known.local_batch
-        return weights_update(net, held, target, known.batchnorm, steps, learning_rate, batch_size, known.loss)
+        weights = weights_update(net, held, target, known.batchnorm, steps, learning_rate, batch_size, known.loss)
+        return weights, None
 
-    def _draw_state(self, net: nn.Module, sent: Params, batch: Batch, number: int) -> Params:
+    def _draw_state(self, net: nn.Module, sent: Params, batch: Batch, number: int, turn: int = 0) -> Params:
         """Return the state that was sent, with the noise that the client draws for noisy modules."""
-        return sent | noise_of(net, batch.size, derive(self.seed, "noise", number))
+        return sent | noise_of(net, batch.size, derive(self.seed, "noise", number, *name_turn(turn)))
+
+    def measure_residual(self, targets: Sequence[Target]) -> list[float]:
+        """Return, for each target, the norm of the residual before it divided by that of its gradient."""
+        guard, known, ratios = self.guard, self.knowledge, []
+        if guard is None or not guard.feeds_back or guard.residual is None:
+            return []
+        for number, target in enumerate(targets):
+            used = self.transform_target(target, number)
+            assert isinstance(used, Batch), "a captured update has no residual"
+            held = self._draw_state(self.net, self.state, used, number)
+            gradient = gradient_update(self.net, held, used, known.batchnorm, known.loss).values
+            state = guard.start(gradient)
+            ratios.append(norm_of(state[RESIDUAL + name] for name in gradient) / norm_of(gradient.values()))
+        return ratios
 
     def _imagine_network(self, net: nn.Module, attack: InversionAttack) -> nn.Module:
         """Return the network as the attacker runs it: with a noise sample of its own, or with the mean."""
@@ -145,7 +199,15 @@ class AttackedClient:
         facts += ["a generator of such pictures"] if self.knowledge.generator is not None else []
         if self.adaptive != "none":
             facts += ["the client's compression" if self.knowledge.compression is not None else GUESSES[self.adaptive]]
-        return ", ".join(facts)
+        return ", ".join([*facts, *self.remembered])
+
+
+@dataclass(frozen=True, eq=False)
+class UserMemory:
+    """The memory of a user in mid-training: the state of its upload, and the entries that it sent last."""
+
+    state: Params
+    sent: Mask
 
 
 @dataclass(frozen=True, eq=False)
@@ -156,26 +218,58 @@ class UploadDefense:
     residual: Params | None = None  # after a training with error feedback; None: before the first round
     seed: int = 0
     other: Callable[[int], Batch] | None = None  # adgp: the batch of the user that broadcasts beside target i
+    sent: Mask | None = None  # the entries of the client's last update that were not 0, which the server saw
+    round: int = 0  # rounds before the attacked one
+    colleague: UserMemory | None = None  # another user of that training: adgp's broadcaster, or one of the attacker's
 
-    def __call__(self, gradient: Gradient, sent: Params, batch: Batch, number: int, knowledge: Knowledge) -> Gradient:
-        """Return the upload of one target; every attack on that target sees the same one."""
-        rng = derive(self.seed, "upload", number)
-        turning = UploadContext(knowledge.net, sent, batch, 0, rng, knowledge.loss, knowledge.batchnorm)
+    def __call__(
+        self,
+        gradient: Gradient,
+        sent: Params,
+        batch: Batch,
+        number: int,
+        knowledge: Knowledge,
+        turn: int = 0,
+        memory: Params | None = None,
+    ) -> tuple[Gradient, Params]:
+        """Return the upload of one target in one of its rounds, and the state after it.
+
+        Every attack on that target sees the same upload. `memory` is the state after the target's last round.
+        """
+        rng = derive(self.seed, "upload", number, *name_turn(turn))
+        number_of_round = self.round + turn
+        turning = UploadContext(knowledge.net, sent, batch, number_of_round, rng, knowledge.loss, knowledge.batchnorm)
         outside = self._draw_inside(sent, number, knowledge)
-        values, _ = self.upload(gradient.values, self._state(gradient.values), turning, **outside)
-        return Gradient(values)
+        state = self.start(gradient.values) if memory is None else memory
+        values, after = self.upload(gradient.values, state, turning, **outside)
+        return Gradient(values), after
+
+    @property
+    def feeds_back(self) -> bool:
+        """True if entries that are not sent are added to a later update."""
+        return isinstance(self.upload, ErrorFeedback)
+
+    def imitate(self, seed: int, other: Callable[[int], Batch]) -> UploadDefense:
+        """Return the defense as an attacker runs it on its own examples.
+
+        The residual of the client stays at the client. The attacker has that of a user of its own in the training.
+        """
+        mine, user = replace(self, seed=seed, other=other), self.colleague
+        return mine if user is None else replace(mine, residual=user.state, sent=user.sent)
 
     def _draw_inside(self, sent: Params, number: int, knowledge: Knowledge) -> dict[str, Mask]:
         """Return I of the broadcasting user, which adgp's client receives where it does not broadcast itself.
 
-        I comes from that user's plain gradient, before its first residual.
+        I comes from that user's gradient, with its residual if it has one.
         """
         if not isinstance(self._inner, AlignedDualGradientPruning) or self._inner.chosen:
             return {}
         if self.other is None:
             raise WrongInput("defense", "adgp:chosen=false follows another user; use at least two updates")
-        gradient = gradient_update(knowledge.net, sent, self.other(number), knowledge.batchnorm, knowledge.loss)
-        return {"inside": self._inner.positions(gradient.values)}
+        gradient = gradient_update(knowledge.net, sent, self.other(number), knowledge.batchnorm, knowledge.loss).values
+        if isinstance(self.upload, ErrorFeedback) and self.colleague is not None:
+            gradient = self.upload.accumulate(gradient, self.colleague.state)
+        return {"inside": self._inner.positions(gradient)}
 
     @property
     def _inner(self) -> Upload:
@@ -187,7 +281,7 @@ class UploadDefense:
         compress: Callable[[Params], Params] | None = getattr(self._inner, "compress", None)
         return compress if getattr(self._inner, "chosen", True) else None
 
-    def _state(self, params: Params) -> Params:
+    def start(self, params: Params) -> Params:
         """Return the upload's state before this update: new, or with the residual of a training."""
         state = self.upload.init(params)
         if self.residual is None or not state:
@@ -197,6 +291,16 @@ class UploadDefense:
         if wrong := misfit(expected, {name: value for name, value in residual.items() if name in expected}):
             raise WrongInput("residual", f"does not fit the gradient; {wrong}")
         return state | residual
+
+
+def name_turn(turn: int) -> tuple[int, ...]:
+    """Return the names of a turn among all draws of a target; the first turn has none."""
+    return (turn,) if turn else ()
+
+
+def norm_of(values: Iterable[Tensor]) -> float:
+    """Return the Euclidean norm over all tensors."""
+    return float(torch.cat([value.flatten().double() for value in values]).norm())
 
 
 def guard_of(
@@ -266,7 +370,10 @@ def add_cautions(
 def caution(defense: Defense, attacks: Sequence[Choice]) -> str | None:
     """Return a caution if no attack was of the kind that the defense is known to be weak against."""
     mounted = [attack.make() for attack in attacks]
-    known = {mode_of(getattr(one, "adaptive", PLAIN), bool(getattr(one, "follows", False))) for one in mounted}
+    known = {
+        mode_of(getattr(one, "adaptive", PLAIN), bool(getattr(one, "follows", False)), getattr(one, "rounds", 1))
+        for one in mounted
+    }
     missed = [names for part in defense.parts if not known & {*(names := part.method.info.get("adaptive", ()))}]
     weak = sorted({name for names in missed for name in names})
     if not weak:
@@ -314,51 +421,3 @@ def scale(mean: Sequence[float], std: Sequence[float], inputs: Tensor) -> tuple[
 def _shape_channels(values: Sequence[float], inputs: Tensor) -> Tensor:
     """Return the values of the channels as a (C, 1, 1) tensor."""
     return torch.tensor(list(values), dtype=inputs.dtype, device=inputs.device).view(-1, 1, 1)
-
-
-def read_update(path: Path, net: nn.Module, weights: bool) -> Gradient | Weights:
-    """Read the update of a file, in the precision of the model's parameters; refuse one that does not fit the model.
-
-    The file's metadata may hold `kind`: gradient or weights. Otherwise `weights` is True for weights.
-    """
-    values, metadata = read_tensors("update", path)
-    stated_kind = metadata.get("kind")
-    kind = stated_kind or ("weights" if weights else "gradient")
-    if kind not in KINDS:
-        raise WrongInput("update", f"{path} says that its kind is {kind!r}; allowed: {', '.join(KINDS)}")
-    buffers = {name for name, _ in net.named_buffers()}
-    held = {name: value for name, value in values.items() if kind == "gradient" or name not in buffers}
-    tensors = fit_update(held, net, str(path))
-    if kind == "gradient" and not any(bool(value.any()) for value in tensors.values()):
-        raise WrongInput("update", f"{path} is zero everywhere, so it reveals nothing; use another")
-    if stated_kind is None and kind == "gradient" and _is_near_model(tensors, net):
-        advice = "use --local-steps and --learning-rate, or write kind=gradient into the file's metadata"
-        raise WrongInput("update", f"{path} looks like weights, for it is nearly the model that was sent; {advice}")
-    return KINDS[kind](tensors)
-
-
-def _is_near_model(values: Params, net: nn.Module) -> bool:
-    """Return True if the update differs from the model by less than half its norm: weights do, gradients do not."""
-    parameters = dict(net.named_parameters())
-    gap = sum(float((value - parameters[name].detach()).double().square().sum()) for name, value in values.items())
-    return gap < sum(float(value.double().square().sum()) for value in values.values()) / 4
-
-
-def fit_update(values: Params, net: nn.Module, name: str) -> Params:
-    """Return an update's tensors in the order, precision and device of the model's parameters; refuse a misfit.
-
-    Tensors of frozen parameters are dropped, as these were not trained.
-    """
-    every = dict(net.named_parameters())
-    wanted = {key: every[key] for key in list_trained(net)}
-    values = {key: value for key, value in values.items() if key in wanted or key not in every}
-    if wrong := misfit(wanted, values):
-        raise WrongInput("update", f"{name} does not fit the model; {wrong}")
-    if strange := [f"{key} ({value.dtype})" for key, value in values.items() if value.dtype not in FLOATS]:
-        raise WrongInput("update", f"{name} holds other numbers in {shorten_list(strange)}; save it as float32")
-    broken = [key for key, value in values.items() if not bool(torch.isfinite(value).all())]
-    if broken:
-        raise WrongInput(
-            "update", f"{name} holds NaN or infinity in {shorten_list(broken)}; every number must be finite"
-        )
-    return {key: values[key].to(value) for key, value in wanted.items()}

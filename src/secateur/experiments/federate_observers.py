@@ -16,6 +16,7 @@ from secateur import tree
 from secateur.catalogue import Choice
 from secateur.config import Federate, defense_of_clients
 from secateur.data.dataset import Dataset, fingerprint
+from secateur.defenses.error_feedback import ErrorFeedback
 from secateur.defenses.uploads import inner_of, makes_anew
 from secateur.errors import WrongInput
 from secateur.evaluation.calibration import UPDATES, Calibration, Stage, calibrate, effort_of, is_open, list_weights
@@ -106,6 +107,7 @@ def attackers(
             attacks, watched, known, max(1, targets), stage, bool(options.get("tells_labels"))
         )
         if any(follows(attack.make()) for attack in attacks):
+            options["feeds_back"] = isinstance(terms.upload, ErrorFeedback)
             options["followed"] = orders.plan_memory(terms.rounds, drawn, turns_back(terms))
         notes = filter(None, (caution(defense_of_clients(labels["defense"]), attacks), terms.leak_note))
         options["compress"] = None if terms.upload is None else getattr(inner_of(terms.upload), "compress", None)

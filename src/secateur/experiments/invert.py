@@ -20,6 +20,7 @@ from secateur.config import Invert, dump
 from secateur.data.dataset import Dataset
 from secateur.errors import WrongInput
 from secateur.evaluation import gallery
+from secateur.evaluation.attack_strength import EMPTY
 from secateur.evaluation.calibration import WEIGHTS, Calibration, calibrate, effort_of, is_open, list_weights
 from secateur.evaluation.client import AttackedClient, Target, add_cautions, check_attack, check_pictures, guarantee_of
 from secateur.evaluation.membership import flat_labels
@@ -53,8 +54,10 @@ from secateur.experiments.invert_targets import (
     targets_of,
     warn_of_labels,
 )
+from secateur.experiments.rounds_before import split_rows, train_before
 from secateur.gpu.determinism import deterministic
 from secateur.interfaces import Batch, Gradient, Reconstruction
+from secateur.metrics.estimates import mean_of
 from secateur.metrics.lpips import load_weights as load_lpips
 from secateur.progress import progress
 from secateur.report import page_afterwards
@@ -102,6 +105,8 @@ def plan(config: Invert) -> list[str]:
     for defense in filter(asks_search, config.defense):
         lines.append(f"  search policies for {defense}")
     lines.append(f"  defend with {', '.join(map(str, config.defense))}")
+    if config.rounds_before:
+        lines.append(f"  train for {config.rounds_before} rounds under each defense, with {config.users} users")
     if any(map(needs_generator, config.attacks)):
         rows = len(public_rows(config, data, config.seeds[0]))
         lines.append(f"  train a generator for {config.generator_steps} steps on {rows} rows that are no target")
@@ -130,6 +135,8 @@ def check_invert(config: Invert, data: Dataset, device: torch.device) -> None:
     if any(map(needs_generator, config.attacks)) and not len(public_rows(config, data, seed)):
         raise WrongInput("targets", "leave no row to train a generator on, which an attack needs; use fewer")
     check_installed(config.defense)
+    if config.rounds_before:
+        split_rows(config, data, seed)
     targets = targets_of(config, data, device, seed)
     refused = []
     for defense in config.defense:
@@ -246,10 +253,16 @@ class UpdateExposure:
             by_group.append(scored)
         knows = client.meet_attack(attack.make()).knows + ("" if calibration is None else ", pictures of its own")
         extras = {"threat": attack.method.info["threat"], "knows": knows}
-        trained = self.client.guard is not None and self.client.guard.residual is not None
+        guard = self.client.guard
+        trained = guard is not None and guard.residual is not None
+        residual = self.client.measure_residual(self.targets)
         outcomes = [join_outcomes(groups) for groups in zip(*by_group, strict=True)]
         for which, outcome in zip(against, outcomes, strict=True):
             rows = summary_rows(with_extras(labels, **which, **extras), outcome, derive(self.seed, "bootstrap"))
+            if residual:
+                mean, *ends, _ = mean_of(residual)
+                low, high = ends if len(residual) > 1 else (None, None)
+                rows.append(replace(rows[0], metric="residual_ratio", value=mean, low=low, high=high))
             self.run.add(
                 add_cautions(rows, self.defense, self.attacks, trained, calibration.note if calibration else None)
             )
@@ -316,9 +329,11 @@ class ClientExposure(UpdateExposure):
         self.config, self.context = config, context
         setting = (context.data, context.device, context.seed)
         client, targets = client_of(config, *setting, defense), targets_of(config, *setting)
+        if config.rounds_before:
+            client = train_before(client, config, context, defense)
         labels = {"model": config.model, "dataset": context.data.name, "seed": context.seed, "defense": str(defense)}
         extra = {"labels": config.labels, "stage": stage_of(config), "batch_size": config.batch_size}
-        labels |= {"extra": extra | {"update": client.sends}}
+        labels |= {"extra": extra | {"update": client.sends} | describe_rounds(config, client)}
         together = config.together or (TOGETHER if context.device.type == "cpu" else None)
         shown = (together, config.images, config.data_folder, pictures)
         super().__init__(context.run, client, targets, defense, config.attacks, labels, *shown)
@@ -381,7 +396,9 @@ class ClientExposure(UpdateExposure):
         """Return all values that an attack on a group of targets depends on."""
         config = self.config
         files = {name: getattr(config, name) for name in ("weights", "update", "residual")}
-        names = ("labels", "batch_size", "local_steps", "local_batch", "learning_rate", "batchnorm", "statistics")
+        names = ["labels", "batch_size", "local_steps", "local_batch", "learning_rate", "batchnorm", "statistics"]
+        names += ["rounds_before", "users", "batch_before"] if config.rounds_before else []
+        names += ["repeats"] if config.repeats > 1 else []
         rows = rows_of(config, self.context.data, self.context.seed)[group.start : group.stop]
         depends = self.context.base | {name: getattr(config, name) for name in names}
         depends |= {name: None if path is None else file_key(path) for name, path in files.items()}
@@ -392,6 +409,15 @@ class ClientExposure(UpdateExposure):
             "first": group.start,
         }
         return depends | generator_key(attack, config, self.context)
+
+
+def describe_rounds(config: Invert, client: AttackedClient) -> dict[str, Any]:
+    """Return the labels of a client's rounds: those before, the repeated ones, and the state of its residual."""
+    labels: dict[str, Any] = {"rounds_before": config.rounds_before} if config.rounds_before else {}
+    labels |= {"repeats": config.repeats} if config.repeats > 1 else {}
+    if client.guard is None or not client.guard.feeds_back:
+        return labels
+    return labels | {"residual": EMPTY if client.guard.residual is None else "from training"}
 
 
 def chance_of(seed: int, attack: Choice, first: int = 0) -> tuple[Generator, Generator]:

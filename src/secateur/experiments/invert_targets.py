@@ -26,7 +26,8 @@ from secateur.data.load import load
 from secateur.defenses.ats import CHOSEN, SEARCH, AutomaticTransformationSearch, search, write_policies
 from secateur.errors import WrongInput
 from secateur.evaluation.calibration import UPDATES
-from secateur.evaluation.client import AttackedClient, Target, guard_of, protect, read_update, scale, transform_of
+from secateur.evaluation.client import AttackedClient, Target, guard_of, protect, scale, transform_of
+from secateur.evaluation.update_files import read_update
 from secateur.experiments.context import SeedContext, file_key
 from secateur.gpu.determinism import device_key
 from secateur.interfaces import Batch, Gradient, Knowledge, Params, Weights
@@ -84,7 +85,8 @@ def client_of(config: Invert, data: Dataset, device: torch.device, seed: int, de
     guard = guard_of(defense, config.residual, seed, lambda number: _draw_other(config, data, seed, number).to(device))
     state, transform = tree.state_of(net), transform_of(defense, knowledge.mean, knowledge.std)
     tells = (config.labels == "oracle", config.statistics)
-    return AttackedClient(net, state, knowledge, weights, *tells, guard, transform, precode, seed)
+    client = AttackedClient(net, state, knowledge, weights, *tells, guard, transform, precode, seed)
+    return replace(client, repeats=config.repeats)
 
 
 def targets_of(config: Invert, data: Dataset, device: torch.device, seed: int) -> list[Target]:
@@ -156,6 +158,8 @@ def draw_rows(data: Dataset, seed: int) -> Tensor:
 
 def stage_of(config: Invert) -> str:
     """Return how far the attacked model is trained: near the end gradients vanish, and attacks look weak."""
+    if config.rounds_before:
+        return f"after {config.rounds_before} rounds"
     return "untrained" if config.weights is None else "weights given"
 
 

@@ -67,6 +67,7 @@ BESIDE = {
     "diverged": "diverged",
     "failed": "targets failed",
     "attack_loss": "attack's loss",
+    "residual_ratio": "residual / gradient",
     "seconds": "seconds",
 }
 FEDERATED = {

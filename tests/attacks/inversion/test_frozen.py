@@ -15,7 +15,7 @@ from secateur.attacks.inversion.problem import Matching, Problem, structure
 from secateur.attacks.inversion.r_gap import RGap
 from secateur.attacks.inversion.updates import gradient_update, read_gradient, weights_update
 from secateur.errors import WrongInput
-from secateur.evaluation.client import read_update
+from secateur.evaluation.update_files import read_update
 from secateur.interfaces import Batch, Gradient, Knowledge, ServerView, Weights
 
 FROZEN = ("0.weight", "0.bias")

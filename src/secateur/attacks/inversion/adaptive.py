@@ -3,6 +3,11 @@
 support: compare only non-zero entries of the update. layer: leave a defended layer out. reapply: compress the trial's
 gradient as the client did. mask: estimate the kept entries of an update whose pruned entries hold noise, and compare
 only these.
+
+Two more parts of a mode use a client's earlier rounds. follows: leave out entries that the client did not send the last
+time. With error feedback, or where a client keeps a withheld weight, such an entry holds changes of earlier rounds too;
+an entry that was sent the last time holds this round's gradient alone. accumulates: join the client's last rounds, on
+the assumption that all of them are of the same examples.
 """
 
 from __future__ import annotations
@@ -20,18 +25,21 @@ from secateur.interfaces import Knowledge, Mask, Params, ServerView, Weights
 Adaptive = Literal["none", "support", "layer", "reapply", "mask"]
 Compression = Callable[[Params], Params]
 PLAIN = "none"  # the mode of an attacker who does not know of the defense
-FOLLOWS = "follows"  # the part of a mode: the attacker remembers which weights the client sent last
+FOLLOWS = "follows"  # the part of a mode: the attacker remembers which entries the client sent last
+ACCUMULATES = "accumulates"  # the part of a mode: the attacker joins a client's last rounds
+SETTINGS = {FOLLOWS: "follows=true", ACCUMULATES: "rounds=3"}  # of an attack; those of other parts are adaptive=PART
 
 
-def mode_of(adaptive: str, follows: bool) -> str:
-    """Return the mode of an attacker from two of its settings.
+def mode_of(adaptive: str, follows: bool, rounds: int = 1) -> str:
+    """Return the mode of an attacker from three of its settings.
 
     Example:
-        >>> mode_of("support", True), mode_of("none", True), mode_of("none", False)
-        ('support+follows', 'follows', 'none')
+        >>> mode_of("support", True), mode_of("none", True), mode_of("none", False), mode_of("support", False, 4)
+        ('support+follows', 'follows', 'none', 'support+accumulates')
     """
-    parts = [adaptive] if adaptive != PLAIN or not follows else []
-    return "+".join([*parts, FOLLOWS] if follows else parts)
+    parts = [adaptive] if adaptive != PLAIN else []
+    parts += [FOLLOWS] if follows else []
+    return "+".join(parts + ([ACCUMULATES] if rounds > 1 else [])) or PLAIN
 
 
 def settings_of_mode(mode: str) -> str:
@@ -41,7 +49,7 @@ def settings_of_mode(mode: str) -> str:
         >>> settings_of_mode("support+follows"), settings_of_mode("layer")
         ('adaptive=support:follows=true', 'adaptive=layer')
     """
-    return ":".join("follows=true" if part == FOLLOWS else f"adaptive={part}" for part in mode.split("+"))
+    return ":".join(SETTINGS.get(part, f"adaptive={part}") for part in mode.split("+"))
 
 
 def support(observed: Params) -> Mask:
@@ -64,6 +72,11 @@ def mask_again(view: ServerView, observed: Params) -> Mask:
     separates the two clusters in each tensor.
     """
     return mask_unpruned(view) or {name: mask_larger_heap(value) for name, value in observed.items()}
+
+
+def join_masks(mask: Mask, other: Mask | None) -> Mask:
+    """Return the entries of both masks; None is the mask of all entries."""
+    return mask if other is None else {name: value & other[name] for name, value in mask.items()}
 
 
 def mask_larger_heap(values: Tensor) -> Tensor:

@@ -76,6 +76,8 @@ class GradientMatching(InversionAttack):
     target: Literal["update", "unpruned"] = "update"  # unpruned: SGI's mask from the received weights
     adaptive: Adaptive = "none"
     layer: str | None = None  # left out by adaptive=layer; None: the layer with the most zeros
+    follows: bool = False  # True: entries that the client did not send the last time are left out
+    rounds: int = 1  # of the client that are joined, as if all were of the same examples
     retries: int = 3  # new starts of a trial that diverged
     engine: str = "auto"
 
@@ -89,7 +91,7 @@ class GradientMatching(InversionAttack):
 
     def _check_numbers(self) -> None:
         """Refuse numbers outside their ranges."""
-        check_wholes(self, "iterations", "restarts")
+        check_wholes(self, "iterations", "restarts", "rounds")
         check_whole("retries", self.retries, 0)
         check_number("learning_rate", self.learning_rate, "(0, inf)")
         check_numbers(self, "[0, inf)", "scale", "tv", "l2", "batchnorm", "first_batchnorm", "group", "noise")
@@ -201,6 +203,8 @@ def aim_at(attack: GradientMatching, views: Sequence[ServerView], knowledge: Kno
         observed = [rescale(one) for one in observed]
     labels, note = infer(attack.labels, observed[0], knowledge, index)
     notes = [note] if note else []
+    lasts = [view.last if attack.follows else None for view in views]
+    observed = [one if last is None else tree.mask_tree(one, last) for one, last in zip(observed, lasts, strict=True)]
     masks: list[Mask] | None = None
     compression = None
     if attack.target == "unpruned":
@@ -212,6 +216,7 @@ def aim_at(attack: GradientMatching, views: Sequence[ServerView], knowledge: Kno
         masks = [adaptive.support(one) for one in observed]
     elif attack.adaptive == "mask":
         masks = [adaptive.mask_again(view, one) for view, one in zip(views, observed, strict=True)]
+        masks = [adaptive.join_masks(mask, last) for mask, last in zip(masks, lasts, strict=True)]
         observed = [tree.mask_tree(one, mask) for one, mask in zip(observed, masks, strict=True)]
     elif attack.adaptive == "layer":
         layer = attack.layer or adaptive.find_defended_layer(observed[0], knowledge.net, knowledge.classes)

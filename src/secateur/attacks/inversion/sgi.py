@@ -31,4 +31,3 @@ class SGI(GIPriPrune):
     """
 
     target: Literal["update", "unpruned"] = "unpruned"
-    follows: bool = False

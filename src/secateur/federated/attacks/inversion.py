@@ -84,13 +84,14 @@ class InversionObserver(Observer):
         scoring: Scoring | None = None,
         caution: str | None = None,
         compress: Callable[[Params], Params] | None = None,
-        followed: Mapping[int, set[int]] | None = None,  # by round: the clients whose sent weights are remembered
+        followed: Mapping[int, set[int]] | None = None,  # by round: the clients whose sent entries are remembered
+        feeds_back: bool = False,  # True: clients add what they do not send to their next gradient
         at_once: int | None = None,  # None: each round by itself on a CPU, AT_ONCE on a GPU
         calibrations: Mapping[Choice, Calibration] | None = None,  # of attacks whose weight was open
     ) -> None:
         self.attacks, self.known, self.labels, self.log = attacks, known, labels, log
         self.orders, self.memory = orders, Memory(orders.history - 1, kept)
-        self.following = SentMaskMemory(followed or {})
+        self.following = SentMaskMemory(followed or {}, feeds_back)
         self.tells_labels, self.images = tells_labels, images
         self.scoring = scoring or Scoring(load_weights())
         self.compress = compress  # the clients' compression, for an attack that applies it again

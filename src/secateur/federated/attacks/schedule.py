@@ -1,12 +1,13 @@
 """The schedule of an attacker inside a federation, and its memory of clients' earlier rounds, saved with the run.
 
-`Memory` keeps a client's last rounds whole, for attacks with a history. `SentMaskMemory` keeps the weights that a
-client withheld last, for attacks that follow a client.
+`Memory` keeps a client's last rounds whole, for attacks that join them. `SentMaskMemory` keeps the entries that a
+client did not send last, for attacks that follow a client.
 
 A client that withholds a weight and keeps it (pseudo-, priprune) begins its next turn at its own value, not at the
 server's. When the client sends the weight again, the difference from the broadcast holds all earlier changes. The
 difference is no gradient of this round and, divided by the learning rate, is larger than everything else. An attacker
-that saw the client's last update knows these weights: their values were 0 then.
+that saw the client's last update knows these weights: their values were 0 then. Error feedback has the same effect: an
+entry of the gradient that was 0 holds the gradients of earlier rounds when it is sent.
 """
 
 from __future__ import annotations
@@ -15,7 +16,6 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal, NamedTuple
 
-import torch
 from torch import Tensor
 
 from secateur import tree
@@ -161,29 +161,34 @@ class Memory:
 
 
 class SentMaskMemory:
-    """The entries of each client that were 0 in its last update."""
+    """The entries of each client that it did not send in its last update."""
 
-    def __init__(self, kept: Mapping[int, set[int]]) -> None:
+    def __init__(self, kept: Mapping[int, set[int]], feeds_back: bool = False) -> None:
         self.kept = kept  # by round: the clients that a later attack follows
+        self.feeds_back = feeds_back  # True: clients send gradients, and add what they do not send to later ones
         self.lacking: dict[int, Mask] = {}  # by client: True where the last update was 0
 
     def add(self, look: RoundView) -> None:
         """Remember the zeros that a later attack will use."""
         for seen in look.seen:
             if seen.client is not None and seen.client in self.kept.get(look.round, ()):
-                self.lacking[seen.client] = {name: value == 0 for name, value in seen.view.update.values.items()}
+                self.lacking[seen.client] = self._list_unsent(seen.view)
+
+    def _list_unsent(self, view: ServerView) -> Mask:
+        """Return True where an update is 0; gradients of several steps became weights, which then stay as sent."""
+        unmoved = self.feeds_back and isinstance(view.update, Weights)
+        return {name: value == (view.sent[name] if unmoved else 0) for name, value in view.update.values.items()}
 
     def knows(self, seen: ClientView) -> bool:
         """Return True if the client's last update was seen."""
         return seen.client in self.lacking
 
     def view(self, seen: ClientView) -> ServerView:
-        """Return the update with 0 for weights that were 0 the last time, as if the client had withheld them."""
-        late, update = {} if seen.client is None else self.lacking.get(seen.client, {}), seen.view.update
-        if not late or not isinstance(update, Weights):
+        """Return the update with the entries that were not 0 the last time."""
+        late = {} if seen.client is None else self.lacking.get(seen.client, {})
+        if not late or not (self.feeds_back or isinstance(seen.view.update, Weights)):
             return seen.view
-        values = {name: torch.where(late[name], 0, value) for name, value in update.values.items()}
-        return replace(seen.view, update=Weights(values))
+        return replace(seen.view, last={name: ~zeros for name, zeros in late.items()})
 
     def state(self) -> Params:
         """Return masks by client and name."""

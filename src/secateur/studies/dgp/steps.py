@@ -16,6 +16,7 @@ import torch
 from torch import Generator, Tensor, nn
 from torch.nn.functional import cross_entropy
 
+from secateur.attacks.inversion.adaptive import settings_of_mode
 from secateur.catalogue import Defense, find
 from secateur.config import Invert, defense_of_updates, read
 from secateur.data.dataset import Dataset
@@ -43,7 +44,7 @@ from secateur.studies.study import Scale, load_pictures
 
 CIFAR10 = "cifar10"
 TESTED = 0.2  # test share of a data set without a test part
-ADAPTIVE = ("support", "layer", "reapply", "mask")
+ADAPTIVE = ("support", "layer", "reapply", "mask", "support+follows")
 NAMES = {"gi": "gi-dgp-paper"}  # catalogue names of attacks with the settings of the dgp paper
 LAST = (  # measures of a training's last epoch
     *("train_loss", "gamma_1", "gamma_1_whole", "gradient_square", "residual_mean", "error_norm"),
@@ -64,6 +65,7 @@ class Step:
     adaptive: tuple[str, ...] = ADAPTIVE  # modes that may also be run: those that a defense is known to be weak against
     weights: Path | None = None  # a trained model
     residual: Path | None = None  # of a client in mid-training
+    trained: bool = False  # the client has taken part in rounds before the attacked one, as many as the scale has
     silent: bool = False  # the first user of adgp lies: it broadcasts no position
     exact: bool = False  # the paper's network where another stands in for it, if the images are 3x32x32
 
@@ -116,11 +118,20 @@ class DgpSetting:
             labels=step.labels,
             weights=step.weights,
             residual=step.residual if "error-feedback" in self.defense else None,
+            **self._rounds_before(),
         )
         context = SeedContext(self.run, config, self.data, self.device, self.seed)
         trained = "" if step.weights is None else f"-{step.weights.stem}"  # a trained model's pictures: another folder
+        trained += "-trained" if step.trained else ""
         folder = re.sub(r"[^\w.-]", "_", f"{self.model}-{self.data.name}-batch{step.batch_size}-{step.labels}{trained}")
         return ClientExposure(config, context, config.defense[0], f"pictures/{folder}")
+
+    def _rounds_before(self) -> dict[str, Any]:
+        """Return the fields of the rounds before the attacked update, at the learning rate of the first epoch."""
+        if not self.step.trained:
+            return {}
+        rate = schedule_of(self.scale, self.model).rate(1)
+        return {"rounds_before": self.scale.rounds_before, "users": self.scale.users, "learning_rate": rate}
 
 
 def network_of(step: Step, scale: Scale, options: Mapping[str, Any], data: Dataset) -> str | None:
@@ -183,7 +194,8 @@ def attack_texts(attack: str, defense: str, scale: Scale, adaptive: Sequence[str
     yield text
     if "adaptive" in defaults:
         weak = [mode for part in defense_of_updates(defense).parts for mode in part.method.info.get("adaptive", ())]
-        yield from (f"{text}:adaptive={mode}" for mode in dict.fromkeys(weak) if mode in adapts and mode in adaptive)
+        known = [mode for mode in dict.fromkeys(weak) if mode in adapts and mode in adaptive]
+        yield from (f"{text}:{settings_of_mode(mode)}" for mode in known)
 
 
 @dataclass(frozen=True)

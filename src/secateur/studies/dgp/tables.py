@@ -7,7 +7,6 @@ plain attacker, and beside it the best of those that know of the defense. Its ow
 from __future__ import annotations
 
 import math
-import re
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property, partial
@@ -15,8 +14,10 @@ from itertools import pairwise
 from statistics import fmean
 from typing import Any, ClassVar, NamedTuple
 
+from secateur.attacks.inversion.adaptive import PLAIN
 from secateur.catalogue import name_of
 from secateur.config import defense_of_updates
+from secateur.evaluation.attack_strength import read_mode
 from secateur.metrics.estimates import combine, mean_of
 from secateur.metrics.membership import Estimate
 from secateur.report.summary import group_by
@@ -36,6 +37,7 @@ SAME = 0.02  # of LPIPS or CW-SSIM: an eye sees no smaller difference
 RECOVERED, LEFT_OUT, TRAINED = "What attackers recover", "Left out", "Accuracy of collaborative training"
 PLAIN_ONLY = "stands only against the plain attacker"
 FEEDBACK = "+error-feedback"
+RESIDUAL = "residual_ratio"  # the norm of a trained residual by that of the gradient
 TRAFFIC = {"ratio": "bytes / dense", "paper_ratio": "as the paper counts", "gamma_1": "gamma_1"}
 TRAFFIC |= {"residual_mean": "residual"}
 
@@ -192,11 +194,10 @@ def attack_key(row: Row) -> AttackKey:
     """Return the attacker and client of a row."""
     extra, attack = row.extra, row.attack or ""
     name = name_of(attack)
-    adaptive = re.search(r":adaptive=([\w-]+)", attack)
     return AttackKey(
         PAPERS_NAMES.get(name, name),
         row.defense or "none",
-        adaptive[1] if adaptive else "none",
+        read_mode(attack) if attack else PLAIN,
         row.model,
         row.dataset,
         extra.get("batch_size", 1),
@@ -309,13 +310,15 @@ def privacy_lines(results: DgpResults, paper: Callable[[AttackKey], str] = lambd
         labels = {"attack": client.attack, "defense": title} | results.list_varied(client)
         adaptive = results.best_adaptive(client)
         names = (*PAIRED, *(EXTREMES if client.attack == "rob" else ()), "label_accuracy")
+        names += (RESIDUAL,) if any(results.of(other, RESIDUAL) for other in results.clients) else ()
         cells: Cells = {name: results.mean(client, name) for name in names}
         cells["adaptive"] = adaptive.adaptive if adaptive else ""
         if adaptive is not None:
             cells |= {f"adaptive {name}": results.mean(adaptive, name) for name in PAIRED}
         lost = results.differences(client, adaptive)
         mark = PLAIN_ONLY if any(case is not None and case.low > SAME for case in lost) else ""
-        lines.append(TableLine(labels, cells, paper(client), mark, RECOVERED))
+        printed = paper(client) if client.stage == "untrained" else ""  # the paper has no other stage
+        lines.append(TableLine(labels, cells, printed, mark, RECOVERED))
     return lines
 
 
@@ -379,7 +382,8 @@ def shares(defense: str) -> tuple[float, float]:
 
 def _steps_up(results: DgpResults, attack: str, order: Callable[[tuple[float, float]], float]) -> Cases:
     """Return how much more each setting of DGP hides than the one before it."""
-    ranks = [(order(shares(client.defense)), client) for client in results.select(attack=attack, defense="dgp")]
+    clients = results.select(attack=attack, defense="dgp", stage="untrained")
+    ranks = [(order(shares(client.defense)), client) for client in clients]
     cases: Cases = {}
     for (low, one), (high, two) in pairwise(sorted(ranks, key=lambda pair: pair[0])):
         cases |= results.contrast(two, one, case=f"{low:.3g} to {high:.3g}")
