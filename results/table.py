@@ -105,7 +105,7 @@ def describe(archive: Archive, rows: list[Row]) -> str:
     seeds = len({row.seed for row in rows})
     where = f"{', '.join(dict.fromkeys(row.model for row in rows))} on {', '.join({row.dataset: 0 for row in rows})}"
     words = archive.provenance.get("command", "").replace("--set=", "--set ").split()
-    changes = ", ".join(after for word, after in pairwise(words) if word == "--set")
+    changes = ", ".join(dict.fromkeys(after for word, after in pairwise(words) if word == "--set"))
     differs = archive.provenance.get("differs") or changes
     parts = [f"{seeds} seed{'s' if seeds != 1 else ''}", archive.scale, where, differs]
     parts.append(archive.provenance.get("unfinished"))
