@@ -36,6 +36,7 @@ WORDS = {SUPPORTED: "reproduced", NOT_SUPPORTED: "not", UNDECIDED: "undecided"}
 OURS = {SUPPORTED: "holds", NOT_SUPPORTED: "does not hold", UNDECIDED: "undecided"}  # of claims that no paper makes
 ORDER = ("reproduced", "partly", "not", "undecided", NOT_RUN)
 STRONG = ("rmia", "lira")  # the strongest attackers on a model's answers
+SIZES = {"examples", "shadows", "experiments", "rounds", "iterations", "targets", "epochs", "users", "clients"}
 UNMET = "**"  # marks the attackers that a defense did not meet
 
 
@@ -96,17 +97,28 @@ def measure_archives() -> Iterator[Measurement]:
                 rows = [row for row in archive.rows if not title or row.dataset in title.split()]
                 data = tuple(dict.fromkeys(row.dataset for row in rows))
                 setting = f"{describe(archive, rows)}; [rows](rows/{path.name})"
-                full = archive.scale == "full"
+                full = is_full(archive, rows)
                 yield Measurement(name, data, findings, setting, describe_attackers(rows), full, kept=True)
+
+
+def is_full(archive: Archive, rows: list[Row]) -> bool:
+    """Return True if the runs ended and had the paper's sizes: no fewer rows or models, no thinner network."""
+    changed = {change.partition("=")[0] for change in list_changes(archive)}
+    thin = any(re.search(r"-w\d+", row.model) for row in rows)
+    return archive.scale == "full" and not (thin or changed & SIZES or "unfinished" in archive.provenance)
+
+
+def list_changes(archive: Archive) -> list[str]:
+    """Return the settings that the commands of an archive changed, each once."""
+    words = archive.provenance.get("command", "").replace("--set=", "--set ").split()
+    return list(dict.fromkeys(after for word, after in pairwise(words) if word == "--set"))
 
 
 def describe(archive: Archive, rows: list[Row]) -> str:
     """Return seeds, scale, networks and data sets of rows, and how the run differs from the paper's."""
     seeds = len({row.seed for row in rows})
     where = f"{', '.join(dict.fromkeys(row.model for row in rows))} on {', '.join({row.dataset: 0 for row in rows})}"
-    words = archive.provenance.get("command", "").replace("--set=", "--set ").split()
-    changes = ", ".join(dict.fromkeys(after for word, after in pairwise(words) if word == "--set"))
-    differs = archive.provenance.get("differs") or changes
+    differs = archive.provenance.get("differs") or ", ".join(list_changes(archive))
     parts = [f"{seeds} seed{'s' if seeds != 1 else ''}", archive.scale, where, differs]
     parts.append(archive.provenance.get("unfinished"))
     return "; ".join(filter(None, parts))
