@@ -197,6 +197,7 @@ class ServerView:
 
     sent: Params  # the model that the server sent: parameters and buffers
     update: Gradient | Weights  # the client's answer
+    squares: Params | None = None  # of its summed gradients, which a base pruning (PruneFL) makes it send too
 
 
 @dataclass(frozen=True, eq=False)
