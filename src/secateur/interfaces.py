@@ -198,6 +198,7 @@ class ServerView:
     sent: Params  # the model that the server sent: parameters and buffers
     update: Gradient | Weights  # the client's answer
     last: Mask | None = None  # entries that were not 0 in its last answer, where that tells; None: nothing is known
+    squares: Params | None = None  # of its summed gradients, which a base pruning (PruneFL) makes it send too
 
 
 @dataclass(frozen=True, eq=False)

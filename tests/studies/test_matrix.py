@@ -47,7 +47,8 @@ def test_reference_models_are_trained_as_the_federation_is(tmp_path):
 
 def test_every_mode_of_the_catalogue_is_an_attack():
     attacks = setting(defense="dgp+error-feedback").list_attacks("sgi:iterations=3")
-    assert attacks == ["sgi:iterations=3", "sgi:adaptive=support:iterations=3", "sgi:adaptive=reapply:iterations=3"]
+    modes = ("adaptive=support", "adaptive=reapply", "adaptive=support:follows=true")
+    assert attacks == ["sgi:iterations=3", *(f"sgi:{mode}:iterations=3" for mode in modes)]
     following = setting(defense="largest").list_attacks("sgi:iterations=3")
     modes = catalogue.find("defense", "largest").info["adaptive"]
     assert modes == ("support+follows",) and following[1] == "sgi:adaptive=support:follows=true:iterations=3"

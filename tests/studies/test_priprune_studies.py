@@ -25,7 +25,7 @@ from secateur.studies.study import read_scales, select_steps
 from secateur.studies.table import find_printed
 
 OWN = ["fig3", "fig6", "fig8", "table2", "fig9", "tablea1", "figa1", "figa2", "figa3", "figa4", "figa5"]
-OURS = ["alpha", "defenses"]
+OURS = ["alpha", "defenses", "squares"]
 TESTED = {"qmnist": 10_000}
 SCALES = read_scales("priprune")
 
@@ -182,6 +182,27 @@ def test_an_attacker_who_remembers_has_lines_of_its_own_and_claims_are_judged_by
     ]
     assert [line.cells["NMI"].value for line in lines] == pytest.approx([0.41, 0.41, 0.20833, 0.41], abs=1e-5)
     assert said(findings, "PriPrune's NMI is lower than PruneFL's") == "supported"
+
+
+def test_squares_of_prunefl_are_read_by_default_and_a_line_says_where_not():
+    setting = PripruneSetting(SCALES["full"], {}, [0], ("femnist",), {("qmnist", None): drawn((1, 28, 28))})
+    for name in ("fig6", "fig8", "table2"):
+        steps = catalogue.find("study", f"priprune-{name}").make().read_steps(Federations, **values_of(SCALES["full"]))
+        for own in (own for step in steps if step.data == "femnist" for own in setting.configs(step)):
+            reads = [str(attack) for attack in own.config.attacks if "magnitudes=true" in str(attack)]
+            assert len(reads) == (own.config.base_pruning[0].name == "prunefl")
+    met = federation(0.9, (0.5, 0.51, 0.52), defense="priprune", attack="sgi:magnitudes=true")
+    both = federation(0.9, (0.3, 0.31, 0.33), defense="priprune", attack="sgi:adaptive=support:follows=true")
+    unmet = federation(0.9, (0.4, 0.41), defense="pseudo-largest")
+    shared = federation(0.9, (0.4, 0.41), base="prunefl:squares=shared", defense="priprune")
+    lines, (finding,) = tables.squares(seen(met, both, unmet, shared))
+    marks = {(line.labels["base pruning"], line.labels["defense"]): line.mark for line in lines}
+    assert marks == {
+        ("prunefl", "priprune"): "",
+        ("prunefl", "pseudo-largest"): "squared gradients not read",
+        ("prunefl:squares=shared", "priprune"): "",
+    }
+    assert finding.verdict == "supported" and "+19.7 points" in finding.measured
 
 
 def test_fixed_rates_and_priprune():

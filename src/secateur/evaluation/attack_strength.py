@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from secateur.attacks.inversion.adaptive import FOLLOWS, PLAIN, mode_of, settings_of_mode
+from secateur.attacks.inversion.adaptive import FOLLOWS, MAGNITUDES, PLAIN, mode_of, settings_of_mode
 from secateur.catalogue import methods, name_of, split
 from secateur.evaluation.calibration import WEIGHTS
 from secateur.evaluation.reconstruction import fewest_updates
@@ -55,8 +55,8 @@ def read_mode(attack: str) -> str:
         ('none', 'support+follows+accumulates')
     """
     settings = read_settings(attack)
-    follows = settings.get(FOLLOWS, "false").lower() == "true"
-    return mode_of(settings.get("adaptive", PLAIN), follows, int(settings.get("rounds", 1)))
+    follows, magnitudes = (settings.get(name, "false").lower() == "true" for name in (FOLLOWS, MAGNITUDES))
+    return mode_of(settings.get("adaptive", PLAIN), follows, int(settings.get("rounds", 1)), magnitudes)
 
 
 def measure_strength(name: str, rows: Sequence[Row]) -> Strength:
@@ -74,10 +74,11 @@ def pools(row: Row) -> bool:
     return row.extra.get("client") is None and row.extra.get("attacked", 1) > 1
 
 
-def list_missing(attacks: Sequence[Strength], defense: str) -> list[str]:
-    """Return the evidence without which nothing recognised is no sign of safety."""
-    missing, modes = [], list_modes(defense)
+def list_missing(attacks: Sequence[Strength], defense: str, base: str = "") -> list[str]:
+    """Return the evidence without which nothing recognised is no sign of safety; `base` is the base pruning."""
+    missing, modes = [], list_modes(defense, base)
     met = {attack.mode for attack in attacks}
+    met |= {MAGNITUDES for mode in met if MAGNITUDES in mode}  # whatever else the attacker does
     if unmet := [mode for mode in modes if mode not in met]:
         weak = ", ".join(map(settings_of_mode, unmet))
         how = "it was attacked plainly only" if not met - {PLAIN} else "not every attacker who knows of it was met"
@@ -85,7 +86,7 @@ def list_missing(attacks: Sequence[Strength], defense: str) -> list[str]:
     if all(attack.empty for attack in attacks):
         missing.append("its residual was empty, as in a first round; one from training (rounds_before) was not met")
     for mode in [mode for mode in modes if mode in met] or sorted(met):
-        same = [attack for attack in attacks if attack.mode == mode]
+        same = [attack for attack in attacks if attack.mode == mode or mode == MAGNITUDES in attack.mode]
         if all(attack.cut for attack in same):
             missing.append(str(same[0].cut))
         weights = {weight for attack in same for weight in attack.weights}
@@ -99,13 +100,26 @@ def list_missing(attacks: Sequence[Strength], defense: str) -> list[str]:
     return list(dict.fromkeys(missing))
 
 
-def list_modes(defense: str) -> list[str]:
-    """Return the adaptive modes that a defense is known to be weak against.
+def list_modes(defense: str, base: str = "") -> list[str]:
+    """Return the adaptive modes that a defense, on top of a base pruning, is known to be weak against.
 
     Example:
-        >>> list_modes("dgp:k1=0.05+error-feedback"), list_modes("noise"), list_modes("none")
-        (['support', 'reapply', 'support+follows'], [], [])
+        >>> list_modes("dgp:k1=0.05+error-feedback"), list_modes("noise"), list_modes("largest", "prunefl:rate=0.3")
+        (['support', 'reapply', 'support+follows'], [], ['support+follows', 'magnitudes'])
     """
     known = methods("defense")
-    entries = [known.get(name_of(part)) for part in defense.split("+")]
-    return list(dict.fromkeys(mode for entry in entries if entry for mode in entry.info.get("adaptive", ())))
+    entries = [entry for part in defense.split("+") if (entry := known.get(name_of(part)))]
+    modes = [mode for entry in entries for mode in entry.info.get("adaptive", ())]
+    withholds = any(entry.info["acts_on"] == "client" for entry in entries)
+    return list(dict.fromkeys([*modes, *[MAGNITUDES] * (withholds and sends_squares(base))]))
+
+
+def sends_squares(base: str) -> bool:
+    """Return True if a base pruning makes clients send squared gradients of the weights that they withhold too.
+
+    Example:
+        >>> sends_squares("prunefl:rate=0.3"), sends_squares("prunefl:squares=shared"), sends_squares("snip")
+        (True, False, False)
+    """
+    entry = methods("base-pruning").get(name_of(base))
+    return entry is not None and getattr(entry.make, "wants_squares", False) and "squares=shared" not in split(base)

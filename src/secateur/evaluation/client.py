@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Generator, Tensor, nn
 
-from secateur.attacks.inversion.adaptive import PLAIN, Adaptive, mode_of, support
+from secateur.attacks.inversion.adaptive import PLAIN, Adaptive, mode_of_attack, support
 from secateur.attacks.inversion.updates import gradient_update, statistics_of, weights_update
 from secateur.catalogue import Choice, Defense
 from secateur.config import UPDATES
@@ -370,10 +370,7 @@ def add_cautions(
 def caution(defense: Defense, attacks: Sequence[Choice]) -> str | None:
     """Return a caution if no attack was of the kind that the defense is known to be weak against."""
     mounted = [attack.make() for attack in attacks]
-    known = {
-        mode_of(getattr(one, "adaptive", PLAIN), bool(getattr(one, "follows", False)), getattr(one, "rounds", 1))
-        for one in mounted
-    }
+    known = set(map(mode_of_attack, mounted))
     missed = [names for part in defense.parts if not known & {*(names := part.method.info.get("adaptive", ()))}]
     weak = sorted({name for names in missed for name in names})
     if not weak:

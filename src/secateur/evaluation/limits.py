@@ -393,8 +393,11 @@ def _list_weaknesses(rows: Sequence[Row], subject: str) -> list[str]:
         if row.attack is not None and subject_of(row) == subject:
             attacks.setdefault(row.attack, []).append(row)
     scored = {name: same for name, same in attacks.items() if any(row.metric in PICTURES for row in same)}
-    defense = next((str(row.defense) for same in scored.values() for row in same), "none")
-    missing = list_missing([measure_strength(name, same) for name, same in scored.items()], defense)
+    defense, base = next(
+        ((str(row.defense), row.extra.get("base_pruning", "")) for same in scored.values() for row in same),
+        ("none", ""),
+    )
+    missing = list_missing([measure_strength(name, same) for name, same in scored.items()], defense, base)
     return [f"missing: {'; '.join(missing)}"] if missing else []
 
 

@@ -24,7 +24,7 @@ from secateur.evaluation.client import AttackedClient, UploadDefense, caution
 from secateur.evaluation.reconstruction import Scoring
 from secateur.experiments.invert_targets import build_generator, needs_generator, train_stored
 from secateur.federated.attacks.inversion import InversionObserver
-from secateur.federated.attacks.knowledge import check_attacks, is_active, knowledge_of
+from secateur.federated.attacks.knowledge import check_attacks, is_active, knowledge_of, reads_squares
 from secateur.federated.attacks.membership import MembershipObserver, check_membership
 from secateur.federated.attacks.observer import Observer
 from secateur.federated.attacks.schedule import AttackSchedule, check_orders, follows, turns_back
@@ -109,7 +109,8 @@ def attackers(
         if any(follows(attack.make()) for attack in attacks):
             options["feeds_back"] = isinstance(terms.upload, ErrorFeedback)
             options["followed"] = orders.plan_memory(terms.rounds, drawn, turns_back(terms))
-        notes = filter(None, (caution(defense_of_clients(labels["defense"]), attacks), terms.leak_note))
+        unread = None if any(reads_squares(attack) for attack in attacks) else terms.leak_note
+        notes = filter(None, (caution(defense_of_clients(labels["defense"]), attacks), unread))
         options["compress"] = None if terms.upload is None else getattr(inner_of(terms.upload), "compress", None)
         observers.append(
             InversionObserver(attacks, known, labels, log, orders, kept, caution="; ".join(notes) or None, **options)

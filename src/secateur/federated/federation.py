@@ -31,7 +31,7 @@ from secateur.federated.sampling import SampledClients, sampler_of
 from secateur.federated.server import RoundSums, Server
 from secateur.federated.spec import FederationSpec
 from secateur.federated.stacked_rounds import ClientStateBank, Room, StackedRounds, room_for
-from secateur.federated.traffic import Ledger, Round, measure_epsilon, values_of
+from secateur.federated.traffic import Ledger, Round, measure_epsilon, squares_of, values_of
 from secateur.functional import join_state
 from secateur.gpu.memory import let_go, ran_out
 from secateur.inference import logits
@@ -276,7 +276,10 @@ class Federation(Resumable):
             self.ledger.traffic.measure_update(update, self.server.model.mask)
         if evaluating and (update.withheld or update.rates):
             arrival = arrival._replace(rates=update.rates or rates(update.withheld, self.server.mask))
-        return arrival._replace(values=update.values, buffers=update.buffers) if looked else arrival
+        if not looked:
+            return arrival
+        squares = squares_of(update) if self.server.squares else None
+        return arrival._replace(values=update.values, buffers=update.buffers, squares=squares)
 
 
 class ServerEvaluation:

@@ -80,6 +80,7 @@ MEANINGS = {  # by parameter; `kind.parameter` or `method.parameter` comes first
     "soteria.layer": "layer that is defended; null: the last fully connected one",
     "learning_rate": "step size",
     "learns": "turn: alpha learns once a turn; step: at every batch",
+    "magnitudes": "true: reads the squared gradients that PruneFL's clients send, of withheld weights too",
     "mask": "full: a filter with its bias and BatchNorm; conv-only: the weight alone",
     "max_grad_norm": "norm to which each example's gradient is clipped",
     "measurement": "what the imprint block measures: randn or dct",

@@ -189,7 +189,8 @@ def _judge(lines: Sequence[SummaryLine], defense: str) -> tuple[Badge, list[str]
             names = ", ".join(attacker.name for attacker in seen)
             sentences.append(f"It stands only against the plain attacker, not against {names}.")
         return Badge(text, "bad"), sentences + failures + _describe_stage(lines)
-    missing = list_missing([attacker.strength for attacker in scored], defense) + failures
+    base = next((row.extra.get("base_pruning", "") for line in lines for row in line.rows), "")
+    missing = list_missing([attacker.strength for attacker in scored], defense, base) + failures
     if missing:
         return Badge("Inconclusive", "doubtful"), [
             *sentences,

@@ -1,5 +1,7 @@
 """Adaptive attackers by hand."""
 
+from dataclasses import replace
+
 import pytest
 import scenes
 import torch
@@ -7,6 +9,8 @@ from torch import nn
 
 from secateur.attacks.inversion import adaptive
 from secateur.attacks.inversion.gradient_matching import GradientMatching, aim_at
+from secateur.attacks.inversion.sgi import SGI
+from secateur.attacks.inversion.updates import read_gradient
 from secateur.errors import WrongInput
 from secateur.interfaces import Gradient, ServerView, Weights
 
@@ -97,3 +101,52 @@ def test_sgi_masks_the_difference_where_weights_were_pruned():
     aim = aim_at(GradientMatching(target="unpruned"), [ServerView(moved.sent, Weights(kept))], known, 0)
     for name, value in kept.items():
         torch.testing.assert_close(aim.observed[0][name], (moved.sent[name] - value) / 0.5 * (value != 0))
+
+
+def withhold(net, truth, withheld, rate=0.5):
+    """A client's update after one step, 0 where it withholds, with the squares of all its gradients."""
+    moved = scenes.weights_view(net, truth, learning_rate=rate)
+    gradient = {name: (moved.sent[name] - value) / rate for name, value in moved.update.values.items()}
+    kept = {name: torch.where(withheld(name, value), 0, value) for name, value in moved.update.values.items()}
+    return ServerView(moved.sent, Weights(kept), {name: value.square() for name, value in gradient.items()}), gradient
+
+
+def test_squares_show_sizes_and_rows_show_signs():
+    """The Linear layer's inputs are sigmoids and its bias was sent, so all its signs are known; of the convolution,
+    whose inputs are pixels, only those that were sent with the size that the square shows."""
+    net = scenes.network()
+    known = scenes.knowledge(net, learning_rate=0.5)
+    view, true = withhold(net, scenes.batch(0), lambda name, value: (value > 0) if value.ndim > 1 else value > 9)
+    late = view.update.values["0.weight"].clone()
+    late.view(-1)[int(late.flatten().ne(0).nonzero()[0])] += 1.0  # holds changes of earlier rounds
+    view = ServerView(view.sent, Weights(view.update.values | {"0.weight": late}), view.squares)
+    gradient, unsigned = adaptive.read_magnitudes(view, read_gradient(view, known), known)
+    torch.testing.assert_close(gradient["4.weight"], true["4.weight"])
+    assert not any(unsigned[name].any() for name in ("4.weight", "4.bias", "0.bias"))
+    sent = (late == view.sent["0.weight"] - 0.5 * true["0.weight"]) & (late != 0)
+    assert torch.equal(unsigned["0.weight"], ~sent) and 0 < int(sent.sum()) < int((late != 0).sum())
+    torch.testing.assert_close(gradient["0.weight"], torch.where(sent, true["0.weight"], true["0.weight"].abs()))
+    with pytest.raises(WrongInput, match="clients send none"):
+        adaptive.read_magnitudes(ServerView(view.sent, view.update), read_gradient(view, known), known)
+
+
+def test_squares_bring_back_a_picture_whose_weights_were_all_withheld():
+    """Only biases were sent: nothing comes back from them; with the squares of the weights the picture does."""
+    net, truth = scenes.network(), scenes.batch(1)
+    known = scenes.knowledge(net, learning_rate=0.5)
+    view, _ = withhold(net, truth, lambda name, value: torch.full_like(value, value.ndim > 1, dtype=torch.bool))
+    attack = SGI(iterations=150, learning_rate=0.1, tv=0.0, labels="idlg", adaptive="support")
+    errors = [
+        scenes.mse(dict(one.reconstruct([[view]], known, [scenes.rng()], scenes.Diary()))[0], truth)
+        for one in (attack, replace(attack, follows=True), replace(attack, magnitudes=True))
+    ]
+    assert min(errors[:2]) > 0.1 > 100 * errors[2]
+
+
+@pytest.mark.parametrize(
+    ("mode", "settings"), [("magnitudes", "magnitudes=true"), ("support+follows+magnitudes", None)]
+)
+def test_a_mode_is_written_as_settings(mode, settings):
+    attack = SGI(magnitudes=True, **({} if settings else {"adaptive": "support", "follows": True}))
+    assert adaptive.mode_of_attack(attack) == mode
+    assert adaptive.settings_of_mode(mode) == (settings or "adaptive=support:follows=true:magnitudes=true")

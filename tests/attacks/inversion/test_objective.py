@@ -9,6 +9,14 @@ from secateur.attacks.inversion.problem import Compared, Matching, Problem, comp
 PICTURE = torch.tensor([[0.0, 1.0, 3.0], [2.0, 2.0, 2.0]]).view(1, 1, 2, 3)
 
 
+def test_an_unknown_sign_is_the_trials():
+    """Sizes 3 and 4, the first with its sign, against a trial of 2 and -5: 3 * 2 + 4 * 5; |g*|^2 = 25; gap 1 + 1."""
+    trial, aim = {"w": torch.tensor([2.0, -5.0])}, {"w": torch.tensor([3.0, 4.0])}
+    problem = Problem(torch.nn.Identity(), {}, {"w": aim["w"][None]})
+    result = compare(problem, trial, aim, None, unsigned={"w": torch.tensor([False, True])})
+    assert [float(part) for part in result[:4]] == [26, 29, 25, 2]
+
+
 def test_total_variation_by_hand():
     """|dx| = 1 2 0 0, |dy| = 2 1 1: the mean of each over the differences that exist, summed."""
     assert float(objective.total_variation(PICTURE)) == pytest.approx(3 / 4 + 4 / 3)

@@ -1,17 +1,22 @@
 """An attacker that remembers which weights a client sent last has the gradient of its turn, and says so."""
 
+import sys
+from contextlib import nullcontext
+
 import pytest
 import torch
 from test_federated_inversion import ONE, bright
 
 from secateur import tree
 from secateur.attacks.inversion.gradient_matching import GradientMatching, aim_at
+from secateur.attacks.inversion.sgi import SGI
 from secateur.config import defense, inversion
 from secateur.defenses.uploads import protection_of
 from secateur.errors import WrongInput
 from secateur.experiments.federate_observers import ObservedFederation, attackers
 from secateur.federated.attacks.knowledge import check_attacks, knowledge_of
 from secateur.federated.attacks.schedule import AttackSchedule
+from secateur.federated.base_pruning.prunefl import PruneFL
 from secateur.federated.checkpoint import FederationLog
 from secateur.federated.faults import Faults
 from secateur.federated.spec import FederationSpec
@@ -104,3 +109,43 @@ def test_a_sum_is_of_nobody():
     known = knowledge_of(plain_net(), bright(), terms, torch.device("cpu"))
     with pytest.raises(WrongInput, match="follows one client"):
         check_attacks([inversion("sgi:follows=true")], known, bright(), terms)
+
+
+@pytest.mark.parametrize("rule", ["pseudo-largest", "priprune:sharing=.01:alpha=.6"])
+def test_squares_show_what_was_withheld_and_what_comes_late(rule, monkeypatch):
+    """The sizes are those of the client's turn in every entry; most signs are right, by what was sent and by rows."""
+    monkeypatch.setattr(sys.modules[__name__], "SHOWN", ("sgi:iterations=2", "sgi:magnitudes=true:iterations=2"))
+    fed, _, log = attacked(rule, base=PruneFL(every=4, iterations=4))
+    true, seen, whole = {}, [], SGI.reconstruct
+    updates = fed._updates
+
+    def noted(*given):
+        for client, rows, update in updates(*given):
+            true[client] = tree.clone(update.summed)
+            yield client, rows, update
+
+    def reconstruct(self, targets, known, chance, watch):
+        seen.extend(aim_at(self, views, known, 0) for views in targets if self.magnitudes)
+        return whole(self, targets, known, chance, watch)
+
+    fed._updates = noted
+    monkeypatch.setattr(SGI, "reconstruct", reconstruct)
+    run(fed)
+    assert len(seen) == 3
+    for aim, summed in zip(seen, (true[one] for one in fed.sampler.clients(6)), strict=True):
+        unknown = torch.cat([mask.flatten() for mask in aim.unsigned[0].values()])
+        pairs = [torch.cat([part[name].flatten() for name in aim.unsigned[0]]) for part in (aim.observed[0], summed)]
+        torch.testing.assert_close(pairs[0].abs(), pairs[1].abs(), rtol=1e-6, atol=1e-12)
+        right = (pairs[0].sign() == pairs[1].sign())[~unknown]
+        assert 0 < int(unknown.sum()) < len(unknown) / 2 and right.double().mean() > 0.97
+    notes = {row.attack: row for row in log.rows if row.metric == "psnr" and row.extra["client"] is not None}
+    assert "sizes of its gradients" in notes["sgi:iterations=2:magnitudes=true"].extra["knows"]
+    assert not any("no attack here reads these" in (row.note or "") for row in notes.values())
+
+
+def test_squares_are_read_only_where_they_are_sent():
+    for more, refused in (({}, True), ({"base": PruneFL(iterations=50)}, False)):
+        terms = FederationSpec(shares(), rounds=2, per_round=3, local=ONE, **more)
+        known = knowledge_of(plain_net(), bright(), terms, torch.device("cpu"))
+        with pytest.raises(WrongInput, match="clients send none") if refused else nullcontext():
+            check_attacks([inversion("sgi:magnitudes=true")], known, bright(), terms)

@@ -4,42 +4,53 @@ support: compare only non-zero entries of the update. layer: leave a defended la
 gradient as the client did. mask: estimate the kept entries of an update whose pruned entries hold noise, and compare
 only these.
 
-Two more parts of a mode use a client's earlier rounds. follows: leave out entries that the client did not send the last
-time. With error feedback, or where a client keeps a withheld weight, such an entry holds changes of earlier rounds too;
-an entry that was sent the last time holds this round's gradient alone. accumulates: join the client's last rounds, on
-the assumption that all of them are of the same examples.
+More parts of a mode use what the server saw besides one update. follows: leave out entries that the client did not send
+the last time. With error feedback, or where a client keeps a withheld weight, such an entry holds changes of earlier
+rounds too; an entry that was sent the last time holds this round's gradient alone. accumulates: join the client's last
+rounds, on the assumption that all of them are of the same examples. magnitudes: compare also withheld entries, by the
+size that the client's squared gradients show.
 """
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable
 from typing import Literal
 
 import torch
 from torch import Tensor, nn
+from torch.func import functional_call
 
-from secateur.errors import unknown
+from secateur.errors import WrongInput, unknown
 from secateur.functional import Noisy, classifier
 from secateur.interfaces import Knowledge, Mask, Params, ServerView, Weights
+from secateur.seeding import derive
 
 Adaptive = Literal["none", "support", "layer", "reapply", "mask"]
 Compression = Callable[[Params], Params]
 PLAIN = "none"  # the mode of an attacker who does not know of the defense
 FOLLOWS = "follows"  # the part of a mode: the attacker remembers which entries the client sent last
 ACCUMULATES = "accumulates"  # the part of a mode: the attacker joins a client's last rounds
-SETTINGS = {FOLLOWS: "follows=true", ACCUMULATES: "rounds=3"}  # of an attack; those of other parts are adaptive=PART
+MAGNITUDES = "magnitudes"  # the part of a mode: the attacker reads the squared gradients of withheld weights
+SETTINGS = {FOLLOWS: "follows=true", ACCUMULATES: "rounds=3", MAGNITUDES: "magnitudes=true"}  # others: adaptive=PART
+SAME = 0.05  # relative difference up to which a square and an update show the same gradient
 
 
-def mode_of(adaptive: str, follows: bool, rounds: int = 1) -> str:
-    """Return the mode of an attacker from three of its settings.
+def mode_of(adaptive: str, follows: bool = False, rounds: int = 1, magnitudes: bool = False) -> str:
+    """Return the mode of an attacker from its settings.
 
     Example:
-        >>> mode_of("support", True), mode_of("none", True), mode_of("none", False), mode_of("support", False, 4)
+        >>> mode_of("support", True), mode_of("none", True), mode_of("none"), mode_of("support", False, 4)
         ('support+follows', 'follows', 'none', 'support+accumulates')
     """
-    parts = [adaptive] if adaptive != PLAIN else []
-    parts += [FOLLOWS] if follows else []
-    return "+".join(parts + ([ACCUMULATES] if rounds > 1 else [])) or PLAIN
+    parts = {adaptive: adaptive != PLAIN, FOLLOWS: follows, ACCUMULATES: rounds > 1, MAGNITUDES: magnitudes}
+    return "+".join(part for part, holds in parts.items() if holds) or PLAIN
+
+
+def mode_of_attack(attack: object) -> str:
+    """Return the mode of a mounted attack."""
+    defaults = {"adaptive": PLAIN, "follows": False, "rounds": 1, "magnitudes": False}
+    return mode_of(**{name: getattr(attack, name, default) for name, default in defaults.items()})
 
 
 def settings_of_mode(mode: str) -> str:
@@ -50,6 +61,61 @@ def settings_of_mode(mode: str) -> str:
         ('adaptive=support:follows=true', 'adaptive=layer')
     """
     return ":".join(SETTINGS.get(part, f"adaptive={part}") for part in mode.split("+"))
+
+
+def read_magnitudes(view: ServerView, observed: Params, knowledge: Knowledge) -> tuple[Params, Mask]:
+    """Return the gradient by the sizes that its squares show, and the mask of the entries without a known sign.
+
+    An entry has a sign if it was sent and its change has the size that the square shows. A weight that was withheld
+    before carries changes of earlier rounds, so its change has another size. Others get a sign by `sign_rows`.
+    """
+    if view.squares is None:
+        advice = "use base pruning prunefl with squares=all, and no view: sum"
+        raise WrongInput("attack", f"magnitudes=true reads squared gradients, and clients send none; {advice}")
+    gradient, unsigned = {}, {}
+    for name, value in observed.items():
+        size = view.squares[name].to(value).sqrt()
+        sent = (view.update.values[name] != 0) & ((value.abs() - size).abs() <= SAME * size)
+        gradient[name], unsigned[name] = torch.where(sent, size.copysign(value), size), ~sent & (size > 0)
+    for layer in list_nonnegative(view.sent, knowledge):
+        weight, bias = f"{layer}.weight", f"{layer}.bias"
+        if weight in gradient:
+            known = [torch.where(unsigned[name], 0, gradient[name]) for name in (weight, bias) if name in gradient]
+            signs = sign_rows(torch.cat([part.view(len(part), -1) for part in known], 1))
+            gradient[weight] = gradient[weight] * torch.where(unsigned[weight] & (signs < 0), -1, 1)
+            unsigned[weight] = unsigned[weight] & (signs == 0)
+    return gradient, unsigned
+
+
+def sign_rows(values: Tensor) -> Tensor:
+    """Return (rows, 1) the sign that all non-zero values of a row share, or 0.
+
+    The gradient of a Linear layer's row is a sum over examples of the loss's slope times the inputs. If inputs are not
+    negative and the slopes have one sign, as for one example, all entries of the row have it, the bias included.
+
+    Example:
+        >>> sign_rows(torch.tensor([[2.0, 0.0, 1.0], [-1.0, 0.0, -3.0], [1.0, -1.0, 0.0]])).flatten()
+        tensor([ 1., -1.,  0.])
+    """
+    has_plus, has_minus = (values > 0).any(1, keepdim=True), (values < 0).any(1, keepdim=True)
+    return has_plus.to(values) - has_minus.to(values)
+
+
+def list_nonnegative(sent: Params, knowledge: Knowledge) -> list[str]:
+    """Return the Linear layers whose inputs are never negative on noise, as behind ReLU or a sigmoid."""
+    net, lowest = copy.deepcopy(knowledge.net).eval(), dict[str, float]()
+    for name, layer in net.named_modules():
+        if isinstance(layer, nn.Linear):
+
+            def note(_: nn.Module, inputs: tuple[Tensor, ...], name: str = name) -> None:
+                lowest[name] = float(inputs[0].min())
+
+            layer.register_forward_pre_hook(note)
+    like = next(iter(sent.values()))
+    noise = torch.randn(8, *knowledge.input_shape, generator=derive(0, "noise")).to(like)
+    with torch.no_grad():
+        functional_call(net, dict(sent), (noise,))
+    return [name for name, value in lowest.items() if value >= 0]
 
 
 def support(observed: Params) -> Mask:

@@ -46,6 +46,7 @@ class MatchingTarget:
     sent: Sequence[Params]
     observed: Sequence[Params]
     masks: Sequence[Mask] | None
+    unsigned: Sequence[Mask] | None
     compression: adaptive.Compression | None
     labels: Tensor | None  # (B,); None: optimised
     steps: int  # unrolled local steps
@@ -199,6 +200,10 @@ def aim_at(attack: GradientMatching, views: Sequence[ServerView], knowledge: Kno
     if not views:
         raise WrongInput("target", "has no update; use at least one round")
     observed = [read_gradient(view, knowledge) for view in views]
+    unsigned: Sequence[Mask] | None = None
+    if getattr(attack, adaptive.MAGNITUDES, False):
+        pairs = [adaptive.read_magnitudes(view, one, knowledge) for view, one in zip(views, observed, strict=True)]
+        observed, unsigned = [one for one, _ in pairs], [mask for _, mask in pairs]
     if attack.distance == "cosine":  # it compares directions
         observed = [rescale(one) for one in observed]
     labels, note = infer(attack.labels, observed[0], knowledge, index)
@@ -207,7 +212,7 @@ def aim_at(attack: GradientMatching, views: Sequence[ServerView], knowledge: Kno
     observed = [one if last is None else tree.mask_tree(one, last) for one, last in zip(observed, lasts, strict=True)]
     masks: list[Mask] | None = None
     compression = None
-    if attack.target == "unpruned":
+    if attack.target == "unpruned" and unsigned is None:
         unpruned = [adaptive.mask_unpruned(view) for view in views]
         observed = [o if mask is None else tree.mask_tree(o, mask) for o, mask in zip(observed, unpruned, strict=True)]
         if None in unpruned:
@@ -231,7 +236,7 @@ def aim_at(attack: GradientMatching, views: Sequence[ServerView], knowledge: Kno
         notes.append("BatchNorms that have seen no batch are left out of the prior")
     sent = [_tensors(view.sent, knowledge) for view in views]
     steps = knowledge.local_steps if isinstance(views[0].update, Weights) else 1
-    return MatchingTarget(index, sent, observed, masks, compression, labels, steps, "; ".join(notes))
+    return MatchingTarget(index, sent, observed, masks, unsigned, compression, labels, steps, "; ".join(notes))
 
 
 def rescale(gradient: Params) -> Params:
@@ -277,6 +282,9 @@ def problems(aims: Sequence[MatchingTarget], knowledge: Knowledge, restarts: int
     def stack_trees(trees: Sequence[Mapping[str, Tensor]]) -> Params:
         return {name: value.repeat_interleave(restarts, 0) for name, value in tree.stack(trees).items()}
 
+    def stack_masks(masks: Sequence[Sequence[Mask] | None], i: int) -> Mask | None:
+        return None if masks[0] is None else stack_trees([mask[i] for mask in masks if mask])
+
     rounds = []
     for i in range(len(aims[0].observed)):
         sent = [aim.sent[i] for aim in aims]
@@ -285,7 +293,8 @@ def problems(aims: Sequence[MatchingTarget], knowledge: Knowledge, restarts: int
             net=net,
             sent=stack_trees(sent) if own_weights else sent[0],
             observed=stack_trees([aim.observed[i] for aim in aims]),
-            mask=None if aims[0].masks is None else stack_trees([aim.masks[i] for aim in aims if aim.masks]),
+            mask=stack_masks([aim.masks for aim in aims], i),
+            unsigned=stack_masks([aim.unsigned for aim in aims], i),
             own_weights=own_weights,
             loss=knowledge.loss,
             steps=aims[0].steps,

@@ -67,6 +67,7 @@ class Problem:
     sent: Params  # parameters and buffers, shared by all trials; N first if `own_weights`
     observed: Params  # (N, ...) by parameter name; a name that is absent is not matched
     mask: Mask | None = None  # (N, ...): the entries of a trial's gradient that are compared; None: all
+    unsigned: Mask | None = None  # (N, ...): the observed entries whose size alone is known; None: none
     own_weights: bool = False  # every trial has its own `sent`
     loss: Loss = nn.functional.cross_entropy
     steps: int = 1  # unrolled local steps; observed is then (sent - received) / learning_rate
@@ -83,8 +84,9 @@ class Problem:
         """Return the problem of the trials `rows`."""
         sent = {name: value[rows] for name, value in self.sent.items()} if self.own_weights else self.sent
         mask = None if self.mask is None else {name: value[rows] for name, value in self.mask.items()}
+        unsigned = None if self.unsigned is None else {name: value[rows] for name, value in self.unsigned.items()}
         observed = {name: value[rows] for name, value in self.observed.items()}
-        return replace(self, sent=sent, mask=mask, observed=observed)
+        return replace(self, sent=sent, mask=mask, unsigned=unsigned, observed=observed)
 
 
 class Evaluated(NamedTuple):
@@ -104,7 +106,12 @@ def structure(net: nn.Module, batchnorm: Literal["eval", "batch"]) -> nn.Module:
 
 
 def compare(
-    problem: Problem, gradient: Mapping[str, Tensor], observed: Params, mask: Mask | None, needs_gap: bool = True
+    problem: Problem,
+    gradient: Mapping[str, Tensor],
+    observed: Params,
+    mask: Mask | None,
+    needs_gap: bool = True,
+    unsigned: Mask | None = None,
 ) -> Compared:
     """Compare the full gradient of one trial with its observed update (no leading axis)."""
     shown = dict(gradient) if problem.compression is None else problem.compression(dict(gradient))
@@ -112,12 +119,18 @@ def compare(
     dot, trial, target, gap = zero, zero, zero, zero if needs_gap else None
     for name, aim in observed.items():
         inside = None if mask is None else mask.get(name)
+        aim = take_signs(aim, shown[name], None if unsigned is None else unsigned[name])
         terms = products(shown[name], aim, inside)
         dot, trial, target = dot + terms[0], trial + terms[1], target + terms[2]
         if gap is not None:
             value = shown[name] if inside is None else shown[name] * inside
             gap = gap + (value - aim).square().sum()
     return Compared(dot, trial, target, gap, ())
+
+
+def take_signs(aim: Tensor, trial: Tensor, unsigned: Tensor | None) -> Tensor:
+    """Return the observed gradient with the trial's sign where only its size is known: <g, g*> is then |g| |g*|."""
+    return aim if unsigned is None else torch.where(unsigned, aim.copysign(trial.detach()), aim)
 
 
 def expand_as(values: Tensor, like: Tensor) -> Tensor:

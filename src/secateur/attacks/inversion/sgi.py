@@ -28,6 +28,10 @@ class SGI(GIPriPrune):
 
     follows=true leaves out, inside a federation, weights that were 0 in the client's last update. A client keeps the
     changes of a withheld weight, so its next upload also contains the changes of earlier rounds.
+
+    magnitudes=true reads the squared gradients that PruneFL's clients also send. It compares the size of every entry,
+    and the sign of those that were sent.
     """
 
     target: Literal["update", "unpruned"] = "unpruned"
+    magnitudes: bool = False

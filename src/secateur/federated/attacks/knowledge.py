@@ -15,7 +15,8 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from secateur import tree
-from secateur.attacks.inversion.updates import gradient_update, weights_update
+from secateur.attacks.inversion import adaptive
+from secateur.attacks.inversion.updates import gradient_update, read_gradient, weights_update
 from secateur.catalogue import Choice
 from secateur.data.dataset import Dataset
 from secateur.defenses.uploads import makes_anew
@@ -31,6 +32,11 @@ from secateur.seeding import derive
 def is_active(attack: Choice) -> bool:
     """Return True if an attack changes the model that clients are sent."""
     return bool(attack.method.info.get("active"))
+
+
+def reads_squares(attack: Choice) -> bool:
+    """Return True if an attack reads the squared gradients that a base pruning makes clients send."""
+    return bool(getattr(attack.make(), adaptive.MAGNITUDES, False))
 
 
 def knowledge_of(net: nn.Module, data: Dataset, terms: FederationSpec, device: torch.device) -> Knowledge:
@@ -83,6 +89,9 @@ def check_attacks(attacks: Sequence[Choice], known: Knowledge, data: Dataset, te
         else:
             local = (known.local_steps, known.learning_rate or 0.1, known.local_batch)
             view = ServerView(state, weights_update(net, state, batch, known.batchnorm, *local, known.loss))
+        if terms.base.wants_squares and terms.view != "sum":
+            values = read_gradient(view, known)
+            view = replace(view, squares={name: value.square() for name, value in values.items()})
         mounted.check(replace(known, net=net), view)
 
 
@@ -96,7 +105,7 @@ def describe_update(
     same = all(_have_same_rows(seen.rows, earlier.rows, known.local_steps == 1) for earlier in past)
     if remembers:
         extra |= {"history": len(past) + 1, "same_rows": same}
-    return extra | {"knows": ", ".join(_describe_known(seen, past, known, same))}
+    return extra | {"knows": ", ".join(_describe_known(seen, past, known, same, reads_squares(attack)))}
 
 
 def sends(known: Knowledge, seen: ClientView) -> str:
@@ -106,13 +115,14 @@ def sends(known: Knowledge, seen: ClientView) -> str:
     return whole if seen.client is not None else f"the average of {len(seen.clients)} clients' {whole}"
 
 
-def _describe_known(seen: ClientView, past: Sequence[Past], known: Knowledge, same: bool) -> list[str]:
+def _describe_known(seen: ClientView, past: Sequence[Past], known: Knowledge, same: bool, sizes: bool) -> list[str]:
     """Return the attacker's knowledge as phrases."""
     size = known.batch_size
     phrases = ["one example an update" if size == 1 else f"{size} examples an update", "how pixels become inputs"]
     phrases += ["the steps and learning rate"]
     phrases += ["the labels"] if known.labels is not None else []
     phrases += ["a generator of such pictures"] if known.generator is not None else []
+    phrases += ["the sizes of its gradients by their squares"] if sizes else []
     phrases += ["the client's compression"] if known.compression is not None else []
     belief = f"that a client's last {len(past) + 1} rounds are of the same rows"
     phrases += [belief if same else f"{belief} (wrongly)"] if past else []

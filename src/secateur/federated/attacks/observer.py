@@ -122,6 +122,7 @@ class Arrived(NamedTuple):
     alive: Tensor | None = None  # () True if the update is finite, and so averaged; None: it is
     size: Tensor | None = None  # () bytes of the values, where the size varies
     rates: Rates | None = None  # the withheld shares
+    squares: Params | None = None  # of its summed gradients, if the base pruning takes them; None if no observer looks
 
     @property
     def counts(self) -> bool:
@@ -201,7 +202,8 @@ class RoundObservers(Observers):
     def _view_client(self, number: int, sent: Params, one: Arrived) -> ClientView:
         """Return one client's update as the server sees it."""
         rows = flatten_rows(one.rows)
-        view = ServerView(sent, convert_update(self.federation.terms, sent, tree.clone(one.values)))
+        squares = None if one.squares is None else tree.clone(one.squares)
+        view = ServerView(sent, convert_update(self.federation.terms, sent, tree.clone(one.values)), squares)
         truth = self.federation.examples(rows)
         return ClientView(number, one.client, view, truth, rows, tree.clone(one.buffers), (one.client,))
 

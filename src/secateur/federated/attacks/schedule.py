@@ -142,6 +142,7 @@ class Memory:
         for client, past in self.past.items():
             for age, one in enumerate(past):
                 view = {"sent": one.view.sent, "update": one.view.update.values, "rows": {"": one.rows}}
+                view |= {"squares": one.view.squares or {}}
                 parts[f"{client}.{age}"] = tree.nest(view)
         kinds = {
             str(client): [[one.round, isinstance(one.view.update, Gradient)] for one in past]
@@ -156,7 +157,8 @@ class Memory:
             for age, (number, gradient) in enumerate(rounds):
                 parts = tree.part(tensors, f"{client}.{age}")
                 update = (Gradient if gradient else Weights)(tree.part(parts, "update"))
-                past = Past(number, ServerView(tree.part(parts, "sent"), update), tree.part(parts, "rows")[""])
+                view = ServerView(tree.part(parts, "sent"), update, tree.part(parts, "squares") or None)
+                past = Past(number, view, tree.part(parts, "rows")[""])
                 self.past.setdefault(int(client), []).append(past)
 
 

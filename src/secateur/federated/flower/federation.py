@@ -110,14 +110,12 @@ class FlowerFederation(OverLink, Federation):
         own_masks = self.turns.choice_of_masks(number) is not None  # True: clients choose their own masks
         for client, answer in self.link.ask(MessageType.TRAIN, self._questions(number, asked)):
             try:
-                update, squares = self._read(answer, client, own_masks)
+                update = self._read(answer, client, own_masks)
             except Refused as refused:
                 self.ledger.lose(number, client, refused.fault)
                 self.ledger.traffic.known[client] = -1  # the client may have lost its mask
                 continue
             yield client, rows[client], update
-            if squares and self.taken.get(client) == number:
-                self.server.add_squares(squares, len(self.terms.shares[client]))
 
     def _questions(self, number: int, clients: list[int]) -> Iterator[tuple[int, RecordDict]]:
         """Yield a message for each client: the same model for all, with the mask as bits where a client lacks it."""
@@ -136,22 +134,22 @@ class FlowerFederation(OverLink, Federation):
             turn |= {"key": self.key, "task": self.task, "said": self.said}
             yield client, RecordDict({"model": record, "turn": ConfigRecord(turn)})
 
-    def _read(self, answer: RecordDict | Fault, client: int, own_masks: bool) -> tuple[ClientUpdate, Params]:
-        """Return the update and its squares out of an answer; nothing in the answer is trusted."""
+    def _read(self, answer: RecordDict | Fault, client: int, own_masks: bool) -> ClientUpdate:
+        """Return the update out of an answer; nothing in the answer is trusted."""
         if isinstance(answer, str):
             raise Refused(answer)
         with refusing(client):
-            update, squares = self._decode(answer.array_records["update"], client, own_masks)
+            update = self._decode(answer.array_records["update"], client, own_masks)
             withheld = answer.metric_records.get("withheld")
             if not withheld:
-                return update, squares
+                return update
             shares = [torch.tensor(float(str(withheld[name])), dtype=torch.float64) for name in Rates._fields]
             if not all(bool(share.isfinite()) for share in shares):
                 raise Refused("damaged", "a withheld share is not finite")
-            return update._replace(rates=Rates(*shares)), squares
+            return update._replace(rates=Rates(*shares))
 
-    def _decode(self, record: ArrayRecord, client: int, own_masks: bool) -> tuple[ClientUpdate, Params]:
-        """Return the update and its squares out of a record."""
+    def _decode(self, record: ArrayRecord, client: int, own_masks: bool) -> ClientUpdate:
+        """Return the update out of a record; of its gradients the squares alone are known, so no sign is right."""
         size, server = size_of(record), self.server
         self.ledger.traffic.up[client] += size
         if size > (2 if server.squares else 1) * self._dense + self._dense // 8 + SLACK:
@@ -164,7 +162,8 @@ class FlowerFederation(OverLink, Federation):
         if chosen is not None and chosen.keys() != mask.keys():
             raise Refused("damaged")
         sent = self._mask(messages, "sent", chosen or mask) if self.terms.counts_sent else None
-        return ClientUpdate(values, buffers, sent, chosen, {}, {}, {}), squares
+        summed = {name: value.sqrt() for name, value in squares.items()}
+        return ClientUpdate(values, buffers, sent, chosen, summed, {}, {})
 
     def _tensors(self, data: bytes, like: Params, inside: Mask | None = None) -> Params:
         """Return the tensors of a message, which must have the shapes and precision of `like`."""

@@ -31,8 +31,8 @@ from typing import Any
 from secateur.config import Federate, read
 from secateur.data.dataset import Dataset
 from secateur.evaluation.setup import device_of
-from secateur.runs.folder import Run
 from secateur.runs.archive import Archive
+from secateur.runs.folder import Run
 from secateur.runs.rows import Row
 from secateur.studies.matrix.ground import MatrixSetting, MatrixStep, draw_ground
 from secateur.studies.matrix.measures import MEASURES

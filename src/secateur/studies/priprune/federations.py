@@ -27,6 +27,7 @@ from secateur.data.dataset import Dataset
 from secateur.data.partition import by_writer
 from secateur.defenses.priprune import PRESETS, PriPrune
 from secateur.errors import WrongInput
+from secateur.evaluation.attack_strength import sends_squares
 from secateur.evaluation.setup import device_of
 from secateur.experiments.federate import FederateExperiment, check_federate
 from secateur.federated.build import load_data
@@ -42,6 +43,7 @@ from secateur.studies.study import SIZES, Request, Scale, Study, StudyPlan, regi
 
 FIVE = ("random", "snip", "synflow", "feddst", "prunefl")  # base prunings of Figs. 2, 3 and 4
 WEIGHTS = {FEMNIST: 6_603_710, CIFAR10: 9_385_994}  # number of weights of the paper's networks
+SQUARES = "sgi:magnitudes=true"  # the attacker of base prunings whose clients send squared gradients
 LAMBDAS = ("accuracy", "privacy", "sharing")
 TESTED = {"qmnist": 10_000, "cifar10": 10_000}  # test examples of whole data sets
 PARTS = {name: name for name in ("bases", "defenses", "broadcast")}  # fields that `--set` can select from
@@ -120,8 +122,13 @@ class PripruneSetting:
             settings = ":".join(filter(None, (self.scale.bases.get(name), more)))
             defenses = [self._defense(text, step, name, data) for text in step.defenses]
             chosen = {"base_pruning": f"{name}:{settings}" if settings else name, "defense": defenses}
-            config = read(Federate, None, self._fields(step, stand_in, data) | chosen)
+            config = read(Federate, None, self._fields(self._inform(step, base), stand_in, data) | chosen)
             yield ConfiguredFederations(config, data, step)
+
+    def _inform(self, step: Federations, base: str) -> Federations:
+        """Return the step with the attacker that reads squared gradients, where defenses meet informed attackers."""
+        informed = step.view == "update" and any("adaptive=" in name for name in step.attacks)
+        return replace(step, attacks=(*step.attacks, SQUARES)) if informed and sends_squares(base) else step
 
     def data_of(self, name: str, stand_in: Mapping[str, Any]) -> Dataset:
         """Return a data set, which is loaded once."""

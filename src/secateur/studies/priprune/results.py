@@ -8,7 +8,9 @@ from dataclasses import dataclass, field
 from operator import sub
 from typing import Any, ClassVar, NamedTuple
 
+from secateur.attacks.inversion.adaptive import MAGNITUDES
 from secateur.catalogue import name_of
+from secateur.evaluation.attack_strength import list_modes
 from secateur.metrics.estimates import Measure, combine, mean, mean_of
 from secateur.metrics.membership import Estimate, share_of
 from secateur.report.federation import is_federated
@@ -30,7 +32,7 @@ Course = dict[tuple[int, int, int], float]  # a value by seed, round and client;
 class PripruneFederation(NamedTuple):
     """A federation by its settings."""
 
-    base: str  # its name
+    base: str  # its name; with squares=shared if clients send no squares of withheld weights
     rate: float
     defense: str
     broadcast: str
@@ -58,7 +60,8 @@ class PripruneResults(Results[PripruneFederation]):
         extra, whole = row.extra, row.extra["client"] is None and not _of_sum(row)
         if (row.attack is None) != whole:
             return None
-        base, view = name_of(extra["base_pruning"]), extra.get("view", "update")
+        spared, view = ":squares=shared" * ("squares=shared" in extra["base_pruning"]), extra.get("view", "update")
+        base = name_of(extra["base_pruning"]) + spared
         setting = extra["broadcast"], row.model, row.dataset, extra["local_batch"], view
         return PripruneFederation(base, row.sparsity or 0.0, row.defense or "none", *setting)
 
@@ -133,8 +136,21 @@ def lines(
     for federation in results.cells:
         for attack in attackers(results, federation):
             labels = labels_of(federation, results.cells) | ({"attack": str(attack)} if several else {})
-            table.append(TableLine(labels, _cells(results, federation, attack), paper(federation)))
+            mark = mark_unmet(federation, results.attacks_on(federation))
+            table.append(TableLine(labels, _cells(results, federation, attack), paper(federation), mark))
     return table
+
+
+def mark_unmet(federation: PripruneFederation, attacks: Iterable[str]) -> str:
+    """Return a remark on a defense whose base pruning leaks squared gradients, if no attacker read them.
+
+    Example:
+        >>> one = PripruneFederation("prunefl", 0.3, "priprune", "masked", "conv-2", "qmnist", 20)
+        >>> mark_unmet(one, ["sgi"]), mark_unmet(one, ["sgi", "sgi:magnitudes=true"])
+        ('squared gradients not read', '')
+    """
+    unread = MAGNITUDES in list_modes(federation.defense, federation.base) and federation.view == "update"
+    return "squared gradients not read" if unread and not any(MAGNITUDES in name for name in attacks) else ""
 
 
 def attackers(results: PripruneResults, federation: PripruneFederation) -> list[str | None]:

@@ -10,6 +10,8 @@ from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from itertools import pairwise
 
+from secateur.attacks.inversion.adaptive import MAGNITUDES
+from secateur.evaluation.attack_strength import list_modes
 from secateur.metrics.estimates import combine, correlation, mean
 from secateur.metrics.membership import Estimate
 from secateur.report.summary import group_by
@@ -36,6 +38,7 @@ from secateur.studies.table import TableLine, Tabulated, find_printed
 
 NETWORKS = {"femnist": "conv-2", "cifar10": "vgg-11"}  # of the paper, by data set
 LAMBDAS = {"accuracy": 5.0, "privacy": 15.0, "sharing": 2e-5}  # and their defaults
+BOTH, SQUARES = "sgi:adaptive=support:follows=true", "sgi:magnitudes=true"
 OPEN = {"alpha": ("alpha_0", 0.5), "step": ("its step", 0.01), "temperature": ("the temperature", 5.0)}  # defaults
 
 
@@ -209,6 +212,17 @@ def alpha(results: PripruneResults) -> Tabulated:
     cases: Cases = {federation.defense: results.less(bare, federation) for federation in federations}
     started = ", ".join(map(str, sorted({_setting(federation, "alpha", 0.5) for federation in federations})))
     return lines(results), [*findings, *results.judge("alpha", {"started": started}, private=cases)]
+
+
+def squares(results: PripruneResults) -> Tabulated:
+    """Return PruneFL with and without squared gradients of withheld weights, and what reading them adds."""
+    cases: Cases = {}
+    for federation in results.select(base="prunefl"):
+        if MAGNITUDES in list_modes(federation.defense, federation.base):
+            courses = [results.course(federation, NMI, name) for name in (BOTH, SQUARES)]
+            cases[federation.defense] = paired_difference(courses[1], courses[0])
+    claim = "Who reads the squared gradients finds more than who compares sent entries and remembers"
+    return lines(results), [judge(claim, cases)]
 
 
 def defenses(results: PripruneResults) -> Tabulated:

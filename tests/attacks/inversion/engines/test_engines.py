@@ -163,6 +163,15 @@ def test_masks(engine, dtype, objective):
 
 @BOTH
 @TYPES
+@OBJECTIVES
+def test_entries_of_a_known_size_and_an_unknown_sign(engine, dtype, objective):
+    problem, variables, labels = made(small(), batch=2, dtype=dtype)
+    sizes = {name: value.abs() for name, value in problem.observed.items()}
+    agree(engine, replace(problem, observed=sizes, unsigned=some_mask(problem)), variables, labels, objective)
+
+
+@BOTH
+@TYPES
 @pytest.mark.parametrize("batchnorm", ["eval", "batch"])
 def test_statistics_and_what_is_fixed_within_a_step(engine, dtype, batchnorm):
     problem, variables, labels = made(small(), batch=3, batchnorm=batchnorm, dtype=dtype)

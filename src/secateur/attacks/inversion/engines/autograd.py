@@ -38,8 +38,9 @@ def evaluate_singly(problem: Problem, objective: Objective) -> Evaluate:
             statistics: Statistics = []
             gradient = _gradient(problem, i, leaves["inputs"], chosen, objective.needs_statistics, statistics)
             aim = {name: value[i] for name, value in problem.observed.items()}
-            mask = None if problem.mask is None else {name: value[i] for name, value in problem.mask.items()}
-            result = compare(problem, gradient, aim, mask, objective.needs_gap)._replace(statistics=statistics)
+            masks = [part and {name: value[i] for name, value in part.items()} for part in _masks(problem)]
+            result = compare(problem, gradient, aim, masks[0], objective.needs_gap, masks[1])
+            result = result._replace(statistics=statistics)
             total, matching = objective(result, leaves, {name: value[i] for name, value in fixed.items()})
             grads = torch.autograd.grad(total, list(leaves.values()))
             evaluations.append((total.detach(), matching.detach(), dict(zip(leaves, grads, strict=True))))
@@ -47,6 +48,10 @@ def evaluate_singly(problem: Problem, objective: Objective) -> Evaluate:
         return Evaluated(torch.stack(totals), torch.stack(matchings), tree.stack(gradients))
 
     return evaluate
+
+
+def _masks(problem: Problem) -> tuple[Mask | None, Mask | None]:
+    return problem.mask, problem.unsigned
 
 
 def _gradient(
@@ -89,25 +94,32 @@ def evaluate_stacked(problem: Problem, objective: Objective, chunk: int | None =
     """Return an evaluation that takes the trials together, or `chunk` of them at a time."""
 
     def evaluate_trial(
-        leaves: Variables, labels: Tensor | None, fixed: Params, sent: Params, observed: Params, mask: Mask | None
+        leaves: Variables,
+        labels: Tensor | None,
+        fixed: Params,
+        sent: Params,
+        observed: Params,
+        mask: Mask | None,
+        unsigned: Mask | None,
     ) -> tuple[Tensor, tuple[Tensor, Tensor]]:
         chosen = leaves["labels"].softmax(-1) if labels is None else labels
         gradient, statistics = client_gradient(problem, sent, leaves["inputs"], chosen, objective.needs_statistics)
-        result = compare(problem, gradient, observed, mask, objective.needs_gap)._replace(statistics=statistics)
+        result = compare(problem, gradient, observed, mask, objective.needs_gap, unsigned)
+        result = result._replace(statistics=statistics)
         total, matching = objective(result, leaves, fixed)
         return total, (total, matching)
 
     sent = {name: value.detach() for name, value in problem.sent.items()}
     axis = 0 if problem.own_weights else None
-    masks = None if problem.mask is None else 0
+    masks = [None if part is None else 0 for part in _masks(problem)]
 
     def evaluate(variables: Variables, labels: Tensor | None, fixed: Params) -> Evaluated:
-        axes = (0, None if labels is None else 0, 0, axis, 0, masks)
+        axes = (0, None if labels is None else 0, 0, axis, 0, *masks)
         evaluate_trials = vmap(grad_and_value(evaluate_trial, has_aux=True), axes, chunk_size=chunk)
         leaves = {name: value.detach() for name, value in variables.items()}
         with layers(problem):
             gradient, (_, (total, matching)) = evaluate_trials(
-                leaves, labels, fixed, sent, problem.observed, problem.mask
+                leaves, labels, fixed, sent, problem.observed, *_masks(problem)
             )
         return Evaluated(total, matching, gradient)
 

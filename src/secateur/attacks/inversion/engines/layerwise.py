@@ -35,7 +35,16 @@ from secateur.attacks.inversion.engines.layer_rules import (
     Tape,
     batchnorm_layer,
 )
-from secateur.attacks.inversion.problem import Compared, Evaluate, Evaluated, Objective, Problem, Variables, expand_as
+from secateur.attacks.inversion.problem import (
+    Compared,
+    Evaluate,
+    Evaluated,
+    Objective,
+    Problem,
+    Variables,
+    expand_as,
+    take_signs,
+)
 from secateur.errors import WrongInput
 from secateur.interfaces import Params
 
@@ -51,14 +60,15 @@ UNTRACED = "its forward cannot be traced"
 
 
 class ObservedGradient(NamedTuple):
-    """The observed gradient of one parameter, as its layer stores it, and the mask of the compared entries."""
+    """The observed gradient of one parameter, as its layer stores it, and the masks of `Problem`."""
 
     value: Tensor  # (N, ...)
     mask: Tensor | None
+    unsigned: Tensor | None
 
     def take(self, rows: slice) -> ObservedGradient:
         """Return the aim of some of the trials."""
-        return ObservedGradient(self.value[rows], None if self.mask is None else self.mask[rows])
+        return ObservedGradient(*(None if part is None else part[rows] for part in self))  # type: ignore[arg-type]
 
 
 class ParameterPart(NamedTuple):
@@ -172,8 +182,8 @@ def _aims(problem: Problem, layers: dict[str, MatchedLayer]) -> dict[MatchedLaye
         owner, _, key = name.rpartition(".")
         layer = layers[owner]
         stored = layer.reshape_weight if key == "weight" else lambda bias: bias.flatten(1)
-        mask = None if problem.mask is None or name not in problem.mask else stored(problem.mask[name])
-        aims[layer][key] = ObservedGradient(stored(value), mask)
+        masks = [stored(part[name]) if part and name in part else None for part in (problem.mask, problem.unsigned)]
+        aims[layer][key] = ObservedGradient(stored(value), *masks)
     return aims
 
 
@@ -278,7 +288,7 @@ def _sum_losses(problem: Problem, outputs: Tensor, labels: Tensor) -> Tensor:
 
 def weight_part(algebra: Algebra, aim: ObservedGradient, needs_gap: bool) -> ParameterPart:
     """Compare by inner products of rows where they suffice and are cheaper, by the gradient itself elsewhere."""
-    if algebra.rows is not None and aim.mask is None and not needs_gap:
+    if algebra.rows is not None and aim.mask is None and aim.unsigned is None and not needs_gap:
         a, d, unrows = algebra.rows
         inputs, outputs = a.shape[2], d.shape[2]
         if 2 * a.shape[1] * (inputs + outputs) < inputs * outputs:  # the rest of the work is the same
@@ -295,7 +305,7 @@ def _compare_gradient(
     gradient: Tensor, aim: ObservedGradient, needs_gap: bool, carry: Callable[[Tensor], tuple[Tensor | None, Tensor]]
 ) -> ParameterPart:
     """Compare a gradient that was built; `carry` takes a direction to the layer's inputs and outputs."""
-    value, mask = aim
+    mask, value = aim.mask, take_signs(aim.value, gradient, aim.unsigned)
     g = gradient if mask is None else gradient * mask
 
     def pull(p: Tensor, q: Tensor) -> tuple[Tensor | None, Tensor]:
