@@ -221,8 +221,7 @@ def squares(results: PripruneResults) -> Tabulated:
         if MAGNITUDES in list_modes(federation.defense, federation.base):
             courses = [results.course(federation, NMI, name) for name in (BOTH, SQUARES)]
             cases[federation.defense] = paired_difference(courses[1], courses[0])
-    claim = "Who reads the squared gradients finds more than who compares sent entries and remembers"
-    return lines(results), [judge(claim, cases)]
+    return lines(results), results.judge("squares", reads=cases)
 
 
 def defenses(results: PripruneResults) -> Tabulated:
