@@ -94,7 +94,7 @@ def measure_archives() -> Iterator[Measurement]:
         archive = read_archive(path)
         for name in archive.studies:
             for title, (_, findings) in find("study", name).make().tabulate_rows(archive).items():
-                rows = [row for row in archive.rows if not title or row.dataset in title.split()]
+                rows = [row for row in archive.rows if title in ("", row.dataset, f"{row.model} on {row.dataset}")]
                 data = tuple(dict.fromkeys(row.dataset for row in rows))
                 setting = f"{describe(archive, rows)}; [rows](rows/{path.name})"
                 full = is_full(archive, rows)

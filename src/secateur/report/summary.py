@@ -257,7 +257,8 @@ def summarise_cell(rows: Sequence[Row]) -> SummaryCell:
 def _estimate_alone(row: Row) -> Estimate:
     """Return a row's value; a missing end of its interval is the value."""
     assert row.value is not None
-    return Estimate(row.value, *(row.value if end is None else end for end in (row.low, row.high)))
+    low, high = (row.value if end is None else end for end in (row.low, row.high))
+    return Estimate(row.value, low, high)
 
 
 def _bounds(rows: Sequence[Row]) -> tuple[float, float]:

@@ -132,7 +132,10 @@ class DgpResults(Results[AttackKey]):
         where it holds by both measures, and fails where it fails by one.
         """
         known = [difference for difference in self.differences(one, other) if difference is not None]
-        return {case: Estimate(*(min(x[i] for x in known) for i in range(3))) if known else None}
+        if not known:
+            return {case: None}
+        value, low, high = (min(ends) for ends in zip(*((x.value, x.low, x.high) for x in known), strict=True))
+        return {case: Estimate(value, low, high)}
 
     def differences(self, one: AttackKey | None, other: AttackKey | None) -> list[Estimate | None]:
         """Return how much less is seen of one client than of another: how far LPIPS is higher, and CW-SSIM lower."""
