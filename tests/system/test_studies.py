@@ -7,6 +7,7 @@ import pytest
 
 from secateur import catalogue
 from secateur.cli import main
+from secateur.report.matrix import BY_KEY, build_heatmaps
 from secateur.runs.folder import load_figures, load_rows
 from secateur.studies.claims import NOT_SUPPORTED, SUPPORTED, UNDECIDED
 from secateur.studies.dgp.extensions import HELD, LISTENED
@@ -139,3 +140,23 @@ def check(measured, verdict):
         assert verdict == UNDECIDED or above + against > 0
         assert above < total or verdict == SUPPORTED
         assert against < total or verdict == NOT_SUPPORTED
+
+
+def test_the_tiny_matrix_has_a_number_or_a_reason_in_every_cell(tmp_path, capsys):
+    command = ["reproduce", "matrix", "--scale", "tiny", "--seeds", "1", "--out", str(tmp_path), "--json"]
+    assert main(command) == 0
+    capsys.readouterr()
+    (heatmap,) = build_heatmaps(load_rows(tmp_path))
+    assert len(heatmap.rows) == 28
+    cells = {(row.name, key): row.cells[key] for row in heatmap.rows for key in BY_KEY}
+    assert all(bool(cell.measure) != bool(cell.reasons) for cell in cells.values())
+    assert not [cell.reasons for cell in cells.values() if "a fault" in " ".join(cell.reasons)]
+    measured = {place for place, cell in cells.items() if cell.measure}
+    final = {"pruning alone (l1)", "basic", "ppb", "adv", "dp-sgd", "int8"}
+    assert {name for name, key in measured if key == "strongest"} == {
+        *(row.name for row in heatmap.rows if row.name not in final | {"priprune", "mapp-fl", "heterofl"})
+    }
+    assert all((name, "final-rmia") in measured for name in final | {"none", "dgp", "adgp", "ats", "largest"})
+    page = (tmp_path / "report.html").read_text()
+    assert page.count('<th scope="row">') == 28 and "plotly" not in page and len(page) < 2**20
+    assert main(command) == 0, "a second start takes all stages from the folder"

@@ -236,7 +236,7 @@ class TrainingTraffic:
         if epoch.row["epoch"] < self.epochs:
             return {}
         real, counted = communication(epoch.sent[0], epoch.inside), count_as_paper(epoch.sent[0], epoch.inside)
-        return {"bytes": real.bytes, "ratio": real.ratio, "paper_ratio": counted.ratio}
+        return {"bytes": real.bytes, "bytes_up": real.up, "ratio": real.ratio, "paper_ratio": counted.ratio}
 
 
 @dataclass(frozen=True, eq=False)
@@ -251,10 +251,10 @@ class Both:
         return self.second(self.first(inputs, rng), rng)
 
 
-def train(setting: DgpSetting, role: str = "shared", liar: Liar | None = None) -> CollaborativeResult:
+def train(setting: DgpSetting, role: str = "shared", liar: Liar | None = None, **more: Any) -> CollaborativeResult:
     """Return the model that all users train together under a defense, as a stage of the run.
 
-    Each `role` has its own initial model and random draws.
+    Each `role` has its own initial model and random draws; `more` are further fields of the plan.
     """
     chosen, scale, data = defense_of_updates(setting.defense), setting.scale, setting.data
     if slow := [part.name for part in chosen.parts if part.name in scale.untrained]:
@@ -270,6 +270,7 @@ def train(setting: DgpSetting, role: str = "shared", liar: Liar | None = None) -
         transform=_transform(scale, data, chosen),
         liar=liar,
         loss=loss,
+        **more,
     )
     rng = derive(setting.seed, "collaborate", role)
     training = CollaborativeTraining(net.to(setting.device), data, plan, rng, setting.device)

@@ -17,13 +17,14 @@ What an attacker sees is the same in every row of a column:
   reads the mask of pruned weights as SGI does; the strongest is the best of the catalogue's `adaptive` modes.
 - active server: Robbing the Fed, in the same round.
 
-Some defenses are refused by `secateur federate`; their inversions are run by `secateur invert` on a first round. Pairs
+Some defenses are refused by `secateur federate`: adgp, ats, precode. Their inversions are run by `secateur invert` on a
+first round, and they are trained by collaborative SGD on the same shares and batches; such cells are marked. Pairs
 without a meaning are in refusals.json. A pair that the tool refuses shows the tool's own sentence.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -86,7 +87,7 @@ def _read(study: Study, request: Request) -> tuple[Scale, list[MatrixStep], dict
     return scale, selected, {"only": dict(text.split("=", 1) for text in parts)} if parts else {}
 
 
-def _facts(scale: Scale, data: Dataset, rows: Sequence[Row]) -> Mapping[str, Any]:
+def _facts(scale: Scale, data: Dataset, rows: Sequence[Row]) -> dict[str, Any]:
     """Return the settings that the numbers hold for."""
     networks = list(dict.fromkeys(row.model for row in rows))
     return {"data": data.name, "model": networks} | {name: getattr(scale, name) for name in FACTS}

@@ -14,6 +14,7 @@ from secateur import tree
 from secateur.attacks.inversion.adaptive import settings_of_mode
 from secateur.catalogue import name_of
 from secateur.config import Audit, Federate, Invert, choice, read
+from secateur.config import defense as read_defense
 from secateur.data.dataset import Dataset
 from secateur.defenses.priprune import PRESETS
 from secateur.errors import WrongInput
@@ -25,6 +26,7 @@ from secateur.runs.folder import Run
 from secateur.runs.rows import Row
 from secateur.seeding import derive
 from secateur.studies import read_data
+from secateur.studies.dgp.steps import DgpSetting, Step
 from secateur.studies.priprune.federations import WEIGHTS
 from secateur.studies.study import Scale
 
@@ -107,10 +109,20 @@ class MatrixSetting:
             fields |= {"per_round": scale.clients}
         return read(Federate, None, self.common | fields | more)
 
+    def collaborate(self) -> DgpSetting:
+        """Return collaborative SGD on the ground, for a defense that no federation takes."""
+        fields = {"users": self.scale.clients, "epochs": self.count_epochs(self.scale.rounds), "augment": False}
+        fields |= {"learning_rate": self.scale.learning_rate, "untrained": self.scale.untrained}
+        fields |= {"targets": 1, "threads": self.scale.threads, "generator_steps": 1, "generator_width": 1}
+        step = Step("training", (self.defense,), self.step.network)
+        return DgpSetting(
+            self.run, Scale(**fields), self.options, self.seed, step, self.data, self.step.network, self.defense
+        )
+
     def count_epochs(self, rounds: int) -> int:
         """Return the passes over the members that so many rounds make."""
-        taken = rounds * self.scale.clients * self.scale.batch_size
-        return max(1, round(taken / self.scale.members))
+        taken: int = rounds * self.scale.clients * self.scale.batch_size
+        return max(1, round(taken / self.data.train_size))
 
     def invert(self, attacks: Sequence[str]) -> Invert:
         """Return the run file of inversions outside a federation, of as many updates as there are clients."""
@@ -172,7 +184,8 @@ class MatrixSetting:
         step = self.step
         extra = {"study": "matrix", "row": step.row, "acts_on": step.group, "column": column}
         extra |= {"base_pruning": step.base_pruning}
-        labels = {"model": step.network, "dataset": self.data.name, "defense": self.defense, "seed": self.seed}
+        named = str(read_defense(self.defense))  # as figures name it
+        labels = {"model": step.network, "dataset": self.data.name, "defense": named, "seed": self.seed}
         return labels | {"attack": attack, "extra": extra}
 
 

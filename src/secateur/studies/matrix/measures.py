@@ -21,11 +21,14 @@ from secateur.experiments.federate import FederateExperiment, check_federate
 from secateur.experiments.invert import ClientExposure, check_invert, refusal_of
 from secateur.experiments.pipeline import VICTIM, ModelFactory
 from secateur.experiments.threat_models import list_matchups
+from secateur.federated.build import shares_of
+from secateur.interfaces import Params
 from secateur.metrics.estimates import average
-from secateur.metrics.membership import Estimate
+from secateur.metrics.membership import Estimate, share_of
 from secateur.runs.artifacts import Result
 from secateur.runs.rows import Row
 from secateur.studies.dgp.extensions import write_tensors
+from secateur.studies.dgp.steps import train as collaborate
 from secateur.studies.matrix.ground import MatrixSetting
 
 log = logging.getLogger(__name__)
@@ -33,7 +36,6 @@ FINAL = ("final-rmia", "final-lira")
 EQUAL = 60.0  # dB
 COSTS = ("accuracy", "bytes", "seconds")
 UNDEFENDED = "no reference model imitates the defense"
-TESTED = ("test_accuracy", "server_accuracy")
 Measure = Callable[[MatrixSetting], None]
 
 
@@ -157,29 +159,62 @@ def _describe(psnr: Row, rows: Iterable[Row]) -> dict[str, Any]:
 @cells(*FINAL, "updates", *COSTS)
 def measure_training(setting: MatrixSetting, columns: Sequence[str]) -> None:
     """Train the federation under the defense; attack its clients' last updates and its final model."""
-    if setting.step.pruner:
+    step = setting.step
+    if step.pruner:
+        return
+    if slow := [name for name in map(name_of, step.defense.split("+")) if name in setting.scale.untrained]:
+        raise WrongInput("defense", f"training under {slow[0]} takes too long for this scale; use --scale tiny")
+    try:
+        check_federate(setting.federate(), setting.data, setting.device)
+    except WrongInput as error:
+        if step.submodels or not _takes_updates(setting.defense):
+            raise
+        setting.refuse(["updates"], str(error), by="secateur")
+        measure_collaboration(setting, str(error))
         return
     weights, rows = train(setting)
+    add_training(setting, rows)
+    tested = [row for row in rows if row.metric == "test_accuracy" and row.extra["client"] is None]
+    defended = (step.defense, step.base_pruning, step.submodels) != ("none", "none", "")
+    attack_trained(setting, weights, tested[-1].value, {"unmet": UNDEFENDED} if defended else {})
+
+
+def add_training(setting: MatrixSetting, rows: Sequence[Row]) -> None:
+    """Fill the cells of membership on updates, bytes and seconds from the rows of a federation."""
     for attack in dict.fromkeys(row.attack for row in rows if row.metric == "auc"):
         same = [row for row in rows if (row.metric, row.attack) == ("auc", attack) and row.value is not None]
         asked = [row for row in same if row.extra["client"] is not None and row.extra.get("batches") in (None, "mixed")]
-        known = list(map(_estimate, asked))
-        if known:
-            setting.add("updates", average(known), attack, attacked=len(known))
-    turns = setting.scale.clients * (max(row.extra["round"] for row in rows if row.metric == "bytes_up"))
-    sent = next(row for row in reversed(rows) if row.metric == "bytes_up" and row.extra["client"] is None)
+        if asked:
+            setting.add("updates", average(list(map(_estimate, asked))), attack, attacked=len(asked))
+    sent = [row for row in rows if row.metric == "bytes_up" and row.extra["client"] is None][-1]
+    turns = setting.scale.clients * sent.extra["round"]
     setting.add("bytes", _exact((sent.value or 0.0) / turns), unit="an update")
     seconds = next(row for row in rows if row.metric == "seconds" and "round" in row.extra)
     setting.add("seconds", _exact(seconds.value or 0.0), unit="the federation")
-    step = setting.step
-    defended = (step.defense, step.base_pruning, step.submodels) != ("none", "none", "")
+
+
+def measure_collaboration(setting: MatrixSetting, reason: str) -> None:
+    """Train by collaborative SGD on the same shares, for a defense that no federation takes; attack the final model."""
+    shares = shares_of(setting.undefended.federate(), setting.data, setting.seed)
+    fields: dict[str, Any] = {"batch_size": setting.scale.batch_size, "momentum": 0.0, "weight_decay": 0.0}
+    trained = collaborate(setting.collaborate(), "server", shares=shares, **fields)
+    last, outside = trained.history[-1], {"outside": f"collaborative SGD outside a federation ({reason})"}
+    setting.add("bytes", _exact(float(last["bytes_up"])), unit="an update", **outside)
+    seconds = sum(float(epoch["seconds"]) for epoch in trained.history)
+    setting.add("seconds", _exact(seconds), unit="the training", **outside)
+    weights = _write_model(setting, trained.state)
+    attack_trained(setting, weights, float(last["test_accuracy"]), outside | {"unmet": UNDEFENDED})
+
+
+def attack_trained(setting: MatrixSetting, weights: Path, accuracy: float | None, marks: dict[str, str]) -> None:
+    """Attack a trained final model; one that an audit refuses has at least its accuracy."""
     try:
-        measure_final(setting, weights, {"unmet": UNDEFENDED} if defended else {})
-    except WrongInput as error:  # such as a model that BatchNorm left without statistics: its server has tested it
+        measure_final(setting, weights, marks)
+    except WrongInput as error:  # such as a model that lacks BatchNorm's statistics
         setting.refuse(FINAL, str(error).replace(f"{setting.run.folder}/", ""), by="secateur")
-        tested = [row for row in rows if row.metric in TESTED and row.extra["client"] is None]
-        if tested and tested[-1].value is not None:
-            setting.add("accuracy", _estimate(tested[-1]))
+        if accuracy is not None:
+            tested = share_of(accuracy, len(setting.data.inputs) - setting.data.train_size)
+            setting.add("accuracy", tested)
 
 
 @cells(*FINAL, *COSTS, "updates")
@@ -194,8 +229,6 @@ def measure_compression(setting: MatrixSetting, columns: Sequence[str]) -> None:
 def train(setting: MatrixSetting) -> tuple[Path, Sequence[Row]]:
     """Run the federation to its last round; return the file of its final model, and its rows."""
     scale, step, start = setting.scale, setting.step, len(setting.run.rows)
-    if slow := [name for name in map(name_of, step.defense.split("+")) if name in scale.untrained]:
-        raise WrongInput("defense", f"training under {slow[0]} takes too long for this scale; use --scale tiny")
     if step.submodels:
         updates = min(scale.history, setting.count_epochs(scale.rounds))
         fields: dict[str, Any] = {"attack": list(scale.membership), "attack_history": updates}
@@ -207,9 +240,14 @@ def train(setting: MatrixSetting) -> tuple[Path, Sequence[Row]]:
     experiment = FederateExperiment(config, setting.run, setting.data, setting.device)
     method = config.submodels[0] if step.submodels else config.base_pruning[0]
     model = experiment.measure([setting.seed], method, config.defense[0])
-    path = setting.run.folder / "models" / f"{_name(setting)}.safetensors"
-    setting.models[_name(setting)] = write_tensors(path, model)
-    return path, setting.run.rows[start:]
+    return _write_model(setting, model), setting.run.rows[start:]
+
+
+def _write_model(setting: MatrixSetting, model: Params) -> Path:
+    """Write a final model to a file that an audit reads."""
+    path = write_tensors(setting.run.folder / "models" / f"{_name(setting)}.safetensors", model)
+    setting.models[_name(setting)] = path
+    return path
 
 
 def _name(setting: MatrixSetting) -> str:

@@ -30,4 +30,5 @@ def _cell(cell: MatrixCell) -> Estimate | str:
     estimate, scale = cell.estimate, 1.0 if cell.column.key == "accuracy" else cell.column.scale
     if estimate is None:
         return "refused" if cell.reasons else ""
-    return Estimate(*(scale * value for value in estimate[:3]), estimate.note)
+    value, low, high, note = estimate
+    return Estimate(scale * value, scale * low, scale * high, note)
