@@ -78,7 +78,10 @@ def test_an_archive_fills_its_lines_and_replaces_what_had_no_rows(table, folder)
     )
     after = line_of(table.make_page(), close)
     assert "l1-unstructured 0.5: +1.0 points" in after and "| reproduced |" in after
-    assert "3 seeds; full; mlp on location; pruner=l1-unstructured; [rows](rows/fig6.jsonl.xz)" in after and "abc1234" not in after
+    assert (
+        "3 seeds; full; mlp on location; pruner=l1-unstructured; [rows](rows/fig6.jsonl.xz)" in after
+        and "abc1234" not in after
+    )
     assert table.main(["--check"]) == 1 and table.main([]) == 0 and table.main(["--check"]) == 0
 
 
