@@ -6,6 +6,7 @@ from secateur.report.matrix import (
     AUC,
     BY_KEY,
     CELL,
+    GROUND,
     REFUSED,
     SCALE,
     build_heatmaps,
@@ -88,7 +89,7 @@ def test_refused_and_unmet_cells_are_marked_with_their_reasons():
         cell("dgp", "strongest", 14, unmet="sgi:adaptive=reapply: no"),
         cell("adgp", "active", 9, outside="a"),
     ]
-    page = build_page(rows, [], {})
+    page = build_page(rows, [])
     ppb, dgp, adgp = page["maps"][0].rows
     assert ppb.cells["inversion"].reasons == ["no update <is> sent (said by the matrix)"]
     assert not ppb.cells["inversion"].text and not ppb.cells["inversion"].unmet
@@ -105,14 +106,17 @@ def test_pictures_are_those_of_the_rows_defense_network_and_first_seed():
 
     figures = [picture(None, "T"), picture("sgi", "P"), picture("sgi:adaptive=support", "S")]
     figures += [picture("sgi", "X", defense="top-k"), picture("sgi", "X", seed=0), picture("sgi", "X", model="m")]
-    page = build_page(rows, figures, {})
+    page = build_page(rows, figures)
     assert [strip.pngs for strip in page["strips"]["conv-2-dgp"]] == [["T"], ["P"], ["S"]]
     assert page["shows_pictures"]
 
 
-def test_the_ground_is_described_by_the_fields_that_are_known():
+def test_the_ground_is_described_with_all_values_in_which_runs_differ():
+    def ground(**fields):
+        return Row(model="m", dataset="d", seed=0, metric=GROUND, value=None, extra={"ground": fields})
+
     fields = {"data": "cifar10", "members": 800, "history": 10, "membership": ["yeom", "lira"]}
-    ground = list_ground(fields)
-    assert ground["Data"].startswith("cifar10, 800 members")
-    assert ground["Updates"].endswith("each client: yeom, lira")
-    assert "Clients" not in ground
+    words = list_ground([ground(**fields), ground(**fields | {"members": 400})])
+    assert words["Data"].startswith("cifar10, 800 or 400 members")
+    assert words["Updates"].endswith("each client: yeom, lira")
+    assert "Clients" not in words

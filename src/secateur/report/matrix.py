@@ -20,6 +20,7 @@ from secateur.report.summary import Labels, group_by
 from secateur.runs.rows import Row
 
 CELL, REFUSED = "matrix_cell", "matrix_refused"  # metrics of the rows of a cell
+GROUND = "matrix_ground"  # metric of a row with the settings that all cells of a run share
 NONE = "none"  # the row without a defense
 SCALE = ("#fff7d6", "#fee391", "#fec44f", "#fe9929", "#d95f0e", "#8c2d04")  # light to dark: safe for colour-blind eyes
 HIDE, INFORMED = "hide from the plain attacker", "strongest"
@@ -74,6 +75,15 @@ COLUMNS = (
     MatrixColumn("bytes", "bytes", "of an update, or of a compressed final model", "MB", scale=1e-6, digits=2),
     MatrixColumn("seconds", "seconds", "of the federation, or of fine-tuning the final model", "s", digits=1),
 )
+WORDS = {  # of the common ground
+    "Data": "{data}, {members} members and as many non-members, drawn anew for each seed",
+    "Clients": "{clients}, equal shares at random, all in every round, one local step of {batch_size} pictures",
+    "Training": "{rounds} rounds at rate {learning_rate}; sub-models take as many passes over the members by Adam",
+    "Final model": "{in_out} reference models; pruned at {sparsity}, {finetune_epochs} epochs of fine-tuning",
+    "Updates": "membership by the last {history} rounds of each client: {membership}",
+    "Inversion": "all clients in round {attacked_round}, {iterations} iterations, weight of total variation "
+    "{total_variation}, labels known; mid-grey scores about 12 dB, and more than 60 dB count as 60",
+}
 BY_KEY = {column.key: column for column in COLUMNS}
 
 
@@ -325,30 +335,26 @@ def name_mode(attack: str | None) -> str:
         ('sgi, adaptive=support, follows=true', 'rob')
     """
     name, *settings = split(attack or "")
-    known = ("adaptive", "follows", "history", "accumulate")
+    known = ("adaptive", "follows", "rounds", "magnitudes")
     return ", ".join([name, *(text for text in settings if text.partition("=")[0].startswith(known))])
 
 
-def list_ground(settings: Mapping[str, Any]) -> dict[str, str]:
-    """Return the common ground of a run's configuration in words."""
-    texts = {
-        "Data": "{data}, {members} members and as many non-members, drawn anew for each seed",
-        "Clients": "{clients}, equal shares at random, all in every round, one local step of {batch_size} pictures",
-        "Training": "{rounds} rounds at rate {learning_rate}; sub-models take as many passes over the members by Adam",
-        "Final model": "{in_out} reference models; pruned at {sparsity}, {finetune_epochs} epochs of fine-tuning",
-        "Updates": "membership by the last {history} rounds of each client: {membership}",
-        "Inversion": "all clients in round {attacked_round}, {iterations} iterations, weight of total variation "
-        "{total_variation}, labels known; mid-grey scores about 12 dB",
-    }
-    listed = {name: ", ".join(map(str, x)) if isinstance(x, list) else x for name, x in settings.items()}
-    return {title: text.format_map(listed) for title, text in texts.items() if _has(text, listed)}
+def list_ground(rows: Iterable[Row]) -> dict[str, str]:
+    """Return the common ground in words; a setting in which runs differ has all its values."""
+    values: dict[str, list[str]] = {}
+    for row in rows:
+        for name, value in row.extra["ground"].items() if row.metric == GROUND else ():
+            text = ", ".join(map(str, value)) if isinstance(value, list) else f"{value}"
+            values.setdefault(name, []).append(text)
+    known = {name: " or ".join(dict.fromkeys(texts)) for name, texts in values.items()}
+    return {title: text.format_map(known) for title, text in WORDS.items() if _has(text, known)}
 
 
 def _has(text: str, values: Mapping[str, Any]) -> bool:
     return all(name in values for name in re.findall(r"{(\w+)}", text))
 
 
-def build_page(rows: Sequence[Row], figures: Sequence[Labels], settings: Mapping[str, Any]) -> dict[str, Any]:
+def build_page(rows: Sequence[Row], figures: Sequence[Labels]) -> dict[str, Any]:
     """Return the values of the template."""
     maps = build_heatmaps(rows)
     strips = {row.id: build_strips(row, figures) for heatmap in maps for row in heatmap.rows}
@@ -358,7 +364,7 @@ def build_page(rows: Sequence[Row], figures: Sequence[Labels], settings: Mapping
         "maps": maps,
         "strips": strips,
         "seeds": seeds,
-        "ground": list_ground(settings),
+        "ground": list_ground(rows),
         "data": ", ".join(dict.fromkeys(row.dataset for row in rows if is_cell(row))),
         "colours": [(colour, "#fff" if number > 3 else "#1c2321") for number, colour in enumerate(SCALE)],
         "scales": {unit: list_bounds(ends) for unit, ends in (("AUC", AUC), ("dB", PSNR))},

@@ -10,8 +10,6 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import yaml
-
 from secateur.config import read_limits
 from secateur.errors import WrongInput
 from secateur.evaluation.limits import Check, check, policy_of
@@ -214,12 +212,11 @@ def _render_matrix(environment: Environment, sources: Sequence[Source]) -> str:
     """Return the page of a matrix, whose cells may come from several runs of its parts."""
     rows = [row for source in sources for row in source.rows]
     figures = [figure for source in sources for figure in source.figures]
-    settings = yaml.safe_load(sources[0].config) or {}
     return environment.get_template("matrix.html.j2").render(
         schema=SCHEMA,
         sources=sources[:MOST_RUNS],
         unfinished=any(source.environment.get("finished", "") is None for source in sources),
-        **matrix.build_page(rows, figures, settings),
+        **matrix.build_page(rows, figures),
     )
 
 

@@ -32,6 +32,7 @@ from typing import Any
 from secateur.config import Federate, read
 from secateur.data.dataset import Dataset
 from secateur.evaluation.setup import device_of
+from secateur.report.matrix import GROUND
 from secateur.runs.archive import Archive
 from secateur.runs.folder import Run
 from secateur.runs.rows import Row
@@ -64,6 +65,7 @@ def plan(study: Study, request: Request) -> StudyPlan:
     models: dict[str, Path] = {}
 
     def measure(run: Run) -> None:
+        run.add(_ground_rows(scale, data, steps))
         for name, function in MEASURES.items():
             for seed in config.seeds:
                 for step in steps:
@@ -85,6 +87,16 @@ def _read(study: Study, request: Request) -> tuple[Scale, list[MatrixStep], dict
     steps = [replace(step, row=step.title) for step in study.read_steps(MatrixStep, networks=networks)]
     selected, _ = select_steps(steps, parts, PARTS)
     return scale, selected, {"only": dict(text.split("=", 1) for text in parts)} if parts else {}
+
+
+def _ground_rows(scale: Scale, data: Dataset, steps: Sequence[MatrixStep]) -> list[Row]:
+    """Return a row for each network with the settings of the ground, for the page."""
+    ground = {name: value for name, value in vars(scale).items() if name not in ("networks", "untrained", "threads")}
+    extra = {"study": "matrix", "ground": ground | {"data": data.name}}
+    networks = dict.fromkeys(step.network for step in steps)
+    return [
+        Row(model=name, dataset=data.name, seed=0, metric=GROUND, value=None, extra=dict(extra)) for name in networks
+    ]
 
 
 def _facts(scale: Scale, data: Dataset, rows: Sequence[Row]) -> dict[str, Any]:
