@@ -27,7 +27,7 @@ from secateur.federated.attacks.inversion import InversionObserver
 from secateur.federated.attacks.knowledge import check_attacks, is_active, knowledge_of, reads_squares
 from secateur.federated.attacks.membership import MembershipObserver, check_membership
 from secateur.federated.attacks.observer import Observer
-from secateur.federated.attacks.schedule import AttackSchedule, check_orders, follows, turns_back
+from secateur.federated.attacks.schedule import AttackSchedule, check_orders, count_rounds, follows, turns_back
 from secateur.federated.checkpoint import FederationLog, depends_of
 from secateur.federated.sampling import sampler_of
 from secateur.federated.spec import FederationSpec, SubmodelSpec
@@ -106,14 +106,17 @@ def attackers(
         attacks, options["calibrations"] = tune_attacks(
             attacks, watched, known, max(1, targets), stage, bool(options.get("tells_labels"))
         )
-        if any(follows(attack.make()) for attack in attacks):
+        mounted = [attack.make() for attack in attacks]
+        rounds = max(count_rounds(attack, orders) for attack in mounted)
+        if any(map(follows, mounted)):
             options["feeds_back"] = isinstance(terms.upload, ErrorFeedback)
-            options["followed"] = orders.plan_memory(terms.rounds, drawn, turns_back(terms))
+            options["followed"] = orders.plan_memory(terms.rounds, drawn, max(turns_back(terms), rounds))
+        joined = orders.plan_memory(terms.rounds, drawn, rounds - 1)
         unread = None if any(reads_squares(attack) for attack in attacks) else terms.leak_note
         notes = filter(None, (caution(defense_of_clients(labels["defense"]), attacks), unread))
         options["compress"] = None if terms.upload is None else getattr(inner_of(terms.upload), "compress", None)
         observers.append(
-            InversionObserver(attacks, known, labels, log, orders, kept, caution="; ".join(notes) or None, **options)
+            InversionObserver(attacks, known, labels, log, orders, joined, caution="; ".join(notes) or None, **options)
         )
     if membership:
         observers.append(MembershipObserver(membership, net, data, terms, labels, log, orders, kept, device))
@@ -211,6 +214,8 @@ def check_attackers(
             raise WrongInput("membership", f"cannot be combined with {active[0].name}, which changes clients' updates")
     if known is not None:
         check_attacks(attacks, known, data, terms)
+        if long := [attack for attack in attacks if count_rounds(attack.make(), orders) > terms.rounds]:
+            raise WrongInput("attack", f"{long[0]} joins more rounds than the {terms.rounds} of the federation")
 
 
 def settings_of_membership(config: Federate) -> Asking:

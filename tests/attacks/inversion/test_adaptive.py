@@ -7,12 +7,13 @@ import scenes
 import torch
 from torch import nn
 
+from secateur import tree
 from secateur.attacks.inversion import adaptive
 from secateur.attacks.inversion.gradient_matching import GradientMatching, aim_at
 from secateur.attacks.inversion.sgi import SGI
-from secateur.attacks.inversion.updates import read_gradient
+from secateur.attacks.inversion.updates import gradient_update, read_gradient
 from secateur.errors import WrongInput
-from secateur.interfaces import Gradient, ServerView, Weights
+from secateur.interfaces import Batch, Gradient, Knowledge, ServerView, Weights
 
 UPDATE = {"a.weight": torch.tensor([0.0, 2.0, -3.0]), "b.weight": torch.tensor([1.0, 1.0]), "b.bias": torch.zeros(1)}
 
@@ -108,7 +109,8 @@ def withhold(net, truth, withheld, rate=0.5):
     moved = scenes.weights_view(net, truth, learning_rate=rate)
     gradient = {name: (moved.sent[name] - value) / rate for name, value in moved.update.values.items()}
     kept = {name: torch.where(withheld(name, value), 0, value) for name, value in moved.update.values.items()}
-    return ServerView(moved.sent, Weights(kept), {name: value.square() for name, value in gradient.items()}), gradient
+    squares = {name: value.square() for name, value in gradient.items()}
+    return ServerView(moved.sent, Weights(kept), squares=squares), gradient
 
 
 def test_squares_show_sizes_and_rows_show_signs():
@@ -119,7 +121,7 @@ def test_squares_show_sizes_and_rows_show_signs():
     view, true = withhold(net, scenes.batch(0), lambda name, value: (value > 0) if value.ndim > 1 else value > 9)
     late = view.update.values["0.weight"].clone()
     late.view(-1)[int(late.flatten().ne(0).nonzero()[0])] += 1.0  # holds changes of earlier rounds
-    view = ServerView(view.sent, Weights(view.update.values | {"0.weight": late}), view.squares)
+    view = ServerView(view.sent, Weights(view.update.values | {"0.weight": late}), squares=view.squares)
     gradient, unsigned = adaptive.read_magnitudes(view, read_gradient(view, known), known)
     torch.testing.assert_close(gradient["4.weight"], true["4.weight"])
     assert not any(unsigned[name].any() for name in ("4.weight", "4.bias", "0.bias"))
@@ -150,3 +152,78 @@ def test_a_mode_is_written_as_settings(mode, settings):
     attack = SGI(magnitudes=True, **({} if settings else {"adaptive": "support", "follows": True}))
     assert adaptive.mode_of_attack(attack) == mode
     assert adaptive.settings_of_mode(mode) == (settings or "adaptive=support:follows=true:magnitudes=true")
+
+
+# Several rounds of a client ------------------------------------------------------------------------------------
+def linear_scene():
+    """A linear layer on four pixels whose weights of pixels 2 and 3 are equal: swapping these changes no answer."""
+    net = nn.Sequential(nn.Flatten(), nn.Linear(4, 3, bias=False)).double()
+    with torch.no_grad():
+        net[1].weight.copy_(torch.tensor([[1.0, 2, 3, 3], [0, 1, -1, -1], [2, 0, 1, 1]]))
+    truth = Batch(torch.tensor([0.1, 0.2, 0.7, 0.4], dtype=torch.float64).view(1, 1, 2, 2), torch.tensor([1]))
+    unit = torch.zeros(1, 1, 1, dtype=torch.float64), torch.ones(1, 1, 1, dtype=torch.float64)
+    return net, truth, Knowledge(net, (1, 2, 2), 3, *unit, labels=truth.labels[None])
+
+
+def columns(gradient, *kept):
+    """The update of a client that sends the weights of these pixels alone."""
+    mask = torch.zeros_like(gradient)
+    mask[:, list(kept)] = 1
+    return Gradient({"1.weight": gradient * mask})
+
+
+def matching(attack, views, knowledge, inputs):
+    """The matching loss of one picture."""
+    trials = attack.trials([aim_at(attack, views, knowledge, 0)], [0], knowledge)
+    state = trials.begin()
+    state["inputs"].copy_(inputs[None])
+    return float(trials.look(state).matching)
+
+
+def test_joined_supports_tell_apart_what_one_round_does_not():
+    net, truth, knowledge = linear_scene()
+    swapped = truth.inputs[..., [0, 1]].clone()
+    swapped[0, 0, 1] = swapped[0, 0, 1].flip(0)
+    rounds = []
+    for step, kept in ((0.0, (2, 3)), (0.1, (0, 1))):  # the latest first; the model moves in between
+        sent = {"1.weight": net[1].weight.detach() + step}
+        gradient = gradient_update(net, sent, truth).values["1.weight"]
+        rounds.append(ServerView(sent, columns(gradient, *kept)))
+    attack = GradientMatching(distance="euclidean", adaptive="support", labels="idlg")
+    one, both = rounds[1:], rounds
+    assert matching(attack, one, knowledge, truth.inputs) == pytest.approx(0, abs=1e-20)
+    assert matching(attack, one, knowledge, swapped) == pytest.approx(0, abs=1e-20)  # pixels 2 and 3 were not sent
+    assert matching(attack, both, knowledge, truth.inputs) == pytest.approx(0, abs=1e-20)
+    gap = 2 * 0.3**2 * float((both[0].update.values["1.weight"][:, 2] / 0.7).square().sum())
+    assert matching(attack, both, knowledge, swapped) == pytest.approx(gap)  # |p - y|^2 (.3^2 + .3^2)
+
+
+def test_joined_rounds_reconstruct_every_pixel():
+    """Each round sends two of four pixels' weights; together they determine the picture."""
+    net, truth, knowledge = linear_scene()
+    sent = tree.state_of(net)
+    gradient = gradient_update(net, sent, truth).values["1.weight"]
+    views = [ServerView(sent, columns(gradient, *kept)) for kept in ((0, 1), (2, 3))]
+    attack = GradientMatching(distance="euclidean", adaptive="support", iterations=400, learning_rate=0.05)
+    errors = []
+    for seen in (views, views[:1]):
+        chance = [torch.Generator().manual_seed(0)]
+        ((_, found),) = attack.reconstruct([seen], knowledge, chance, scenes.Diary())
+        errors.append(float((found.batch.inputs - truth.inputs).abs().max()))
+    assert errors[0] < 1e-3 and errors[1] > 0.05  # one round shows the sum of pixels 2 and 3 alone
+
+
+def test_an_attacker_that_follows_leaves_out_what_came_late():
+    """Entry 0 was not sent the last time, so it holds two gradients: it is matched by nobody who follows."""
+    net, truth, knowledge = linear_scene()
+    sent = tree.state_of(net)
+    gradient = gradient_update(net, sent, truth).values["1.weight"]
+    late = torch.zeros_like(gradient, dtype=torch.bool)
+    late[:, 0] = True
+    view = ServerView(sent, Gradient({"1.weight": gradient * (1 + late)}), {"1.weight": ~late})
+    for follows in (False, True):
+        attack = GradientMatching(distance="euclidean", adaptive="support", follows=follows)
+        loss = matching(attack, [view], knowledge, truth.inputs)
+        assert loss == pytest.approx(0 if follows else float(gradient[:, 0].square().sum()), abs=1e-20)
+    masked = aim_at(GradientMatching(adaptive="mask", follows=True), [view], knowledge, 0)
+    assert not masked.masks[0]["1.weight"][:, 0].any()

@@ -80,6 +80,13 @@ def test_what_comes_late_is_left_out(rule, averaging, misled, monkeypatch):
     assert all("follows" not in extra for name, extra in rows.items() if name not in followed)
 
 
+def test_error_feedback_is_followed_too(monkeypatch):
+    """An entry of the gradient that was sent the last time has no residual; the others have one."""
+    found, log = cosines("top-k:keep=0.5+error-feedback", monkeypatch, method="fedsgd")
+    assert min(found[False]) < 0.99 and min(found[True]) > 0.9999
+    assert any("which weights the client sent last" in row.extra.get("knows", "") for row in log.rows)
+
+
 def test_without_a_defense_nothing_changes(monkeypatch):
     found, _ = cosines("none", monkeypatch)
     assert found[False] == found[True] and min(found[True]) > 0.999

@@ -5,10 +5,12 @@ several rounds share a call too, each with the model that was sent to that clien
 kernel launches. So up to `at_once` clients wait for each other, at most to the next checkpoint. The start of a target
 is drawn by the target's own round, so it does not depend on the other targets of the call.
 
-With a `history` a target is several rounds of one client. The attacker assumes that the client trained on the same rows
-in the same order in all of these rounds. That holds with `fixed_batches`, or where one batch is all that the client
-has. The reconstruction is compared with the last round's examples. The column `same_rows` says if the rounds held the
-same examples.
+An attack with `rounds`, or a schedule with a `history`, takes several rounds of one client as one target: the sum of the
+matching losses of all rounds, each at the model that was sent in it. The entries that single rounds sent are so joined.
+The attacker assumes that the client trained on the same rows in the same order in all of these rounds. That holds with
+`fixed_batches`, or where one batch is all that the client has. Rounds of other rows share no picture, so joining them
+cannot help; the row's note says so. The reconstruction is compared with the last round's examples. The column
+`same_rows` says if the rounds held the same examples.
 
 An active attack (rob) sends its victims another model: see federated/attacks/observer.py.
 """
@@ -31,7 +33,7 @@ from secateur.evaluation.membership import flat_labels
 from secateur.evaluation.reconstruction import AttackOutcome, Scoring, attack_labels, join_outcomes, judge, summary_rows
 from secateur.federated.attacks.knowledge import describe_clients, describe_update, is_active
 from secateur.federated.attacks.observer import NOBODY, ClientView, Observer, RoundView
-from secateur.federated.attacks.schedule import AttackSchedule, Memory, Past, SentMaskMemory, follows
+from secateur.federated.attacks.schedule import AttackSchedule, Memory, Past, SentMaskMemory, count_rounds, follows
 from secateur.federated.checkpoint import FederationLog
 from secateur.interfaces import Batch, Knowledge, Params, Reconstruction, ServerView
 from secateur.metrics.lpips import load_weights
@@ -41,6 +43,7 @@ from secateur.runs.unfinished import NullWatcher
 from secateur.seeding import derive
 
 AT_ONCE = 10  # clients that wait for each other on a GPU
+OTHER_ROWS = "the joined rounds are of other examples: joining them cannot help"
 
 
 class PendingAttack(NamedTuple):
@@ -90,7 +93,8 @@ class InversionObserver(Observer):
         calibrations: Mapping[Choice, Calibration] | None = None,  # of attacks whose weight was open
     ) -> None:
         self.attacks, self.known, self.labels, self.log = attacks, known, labels, log
-        self.orders, self.memory = orders, Memory(orders.history - 1, kept)
+        rounds = [count_rounds(attack.make(), orders) for attack in attacks]
+        self.orders, self.memory = orders, Memory(max(rounds, default=1) - 1, kept)
         self.following = SentMaskMemory(followed or {}, feeds_back)
         self.tells_labels, self.images = tells_labels, images
         self.scoring = scoring or Scoring(load_weights())
@@ -116,7 +120,7 @@ class InversionObserver(Observer):
                 self._aim(attack, look)
             if sum(len(aimed.seen) for aimed in self.waiting) >= self.at_once * len(self.attacks):
                 self.finish()
-        self.memory.add(look)
+        self.memory.add(look, self.following.view)  # before this round's zeros replace those of the last one
         self.following.add(look)
 
     @property
@@ -156,7 +160,7 @@ class InversionObserver(Observer):
         if compress is not None and getattr(mounted, "adaptive", "none") == "reapply":  # after the base pruning's mask
             known = replace(known, compression=lambda grads: compress(tree.mask_tree(grads, look.mask)))
         truths = [Batch(one.truth.inputs.to(known.mean), one.truth.labels) for one in seen]
-        views = [self.following.view(one) if follows(mounted) else one.view for one in seen]
+        views = [self.following.view(one) for one in seen]
         pasts = [[past.view for past in self._history(attack, one)] for one in seen]
         targets = [[view, *past] for view, past in zip(views, pasts, strict=True)]
         knowledge, more = self._knowledge_of(known, truths), {"round": look.round, "attacked": 1}
@@ -183,7 +187,8 @@ class InversionObserver(Observer):
 
     def _history(self, attack: Choice, seen: ClientView) -> list[Past]:
         """Return a client's earlier rounds, the latest first; none for an active attack."""
-        return [] if is_active(attack) else self.memory.recall(seen.client)
+        rounds = count_rounds(attack.make(), self.orders)
+        return [] if is_active(attack) else self.memory.recall(seen.client)[: rounds - 1]
 
     def _knowledge_of(self, known: Knowledge, truths: Sequence[Batch]) -> Knowledge:
         """Return the attacker's knowledge of clients that all have equally many examples."""
@@ -193,7 +198,8 @@ class InversionObserver(Observer):
 
     def _labels(self, attack: Choice, seen: ClientView, known: Knowledge, more: dict[str, Any]) -> dict[str, Any]:
         """Return the labels of the rows of one attacked update."""
-        extra = describe_update(attack, seen, self._history(attack, seen), known, self.orders.history > 1)
+        joins = count_rounds(attack.make(), self.orders) > 1
+        extra = describe_update(attack, seen, self._history(attack, seen), known, joins)
         if follows(attack.make()):
             last = self.following.knows(seen)
             extra |= {
@@ -264,7 +270,8 @@ class InversionObserver(Observer):
         """Return the summary rows of an outcome, with the calibration and the caution in the note of the PSNR."""
         rows = summary_rows(labels, outcome, derive(self.labels["seed"], "bootstrap"))
         chosen = self.calibrations[attack].note if attack in self.calibrations else None
-        notes = [join_notes(row.note, chosen, self.caution) for row in rows]
+        apart = OTHER_ROWS if labels["extra"].get("same_rows") is False else None
+        notes = [join_notes(row.note, chosen, apart, self.caution) for row in rows]
         return [replace(r, note=n) if r.metric == "psnr" else r for r, n in zip(rows, notes, strict=True)]
 
     def _number(self, seen: ClientView) -> int:

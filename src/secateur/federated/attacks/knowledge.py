@@ -78,6 +78,8 @@ def check_attacks(attacks: Sequence[Choice], known: Knowledge, data: Dataset, te
         known = replace(known, batch_size=count * known.batch_size, local_batch=count * terms.local.batch_size)
         if following := [attack for attack in attacks if follows(attack.make())]:
             raise WrongInput("attack", f"{following[0]} follows one client; view: sum shows none")
+        if joining := [attack for attack in attacks if getattr(attack.make(), "rounds", 1) > 1]:
+            raise WrongInput("attack", f"{joining[0]} joins the rounds of one client; view: sum shows none")
     everyone = torch.cat(list(terms.shares))
     batch = data.batch.take(everyone[torch.arange(known.batch_size) % len(everyone)]).to(known.mean.device)
     batch = Batch(batch.inputs.to(known.mean), batch.labels)

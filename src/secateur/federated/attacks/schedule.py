@@ -129,11 +129,11 @@ class Memory:
         """Return a client's remembered rounds, the latest first."""
         return [] if client is None else self.past.get(client, [])
 
-    def add(self, look: RoundView) -> None:
-        """Remember the updates that a later attack will use."""
+    def add(self, look: RoundView, view: Callable[[ClientView], ServerView] = lambda seen: seen.view) -> None:
+        """Remember the updates that a later attack will use, as `view` shows them."""
         for seen in look.seen:
             if seen.client is not None and seen.client in self.kept.get(look.round, ()):
-                past = [Past(look.round, seen.view, seen.rows), *self.recall(seen.client)]
+                past = [Past(look.round, view(seen), seen.rows), *self.recall(seen.client)]
                 self.past[seen.client] = past[: self.depth]
 
     def state(self) -> tuple[Params, Any]:
@@ -142,7 +142,7 @@ class Memory:
         for client, past in self.past.items():
             for age, one in enumerate(past):
                 view = {"sent": one.view.sent, "update": one.view.update.values, "rows": {"": one.rows}}
-                view |= {"squares": one.view.squares or {}}
+                view |= {"squares": one.view.squares or {}, "last": one.view.last or {}}
                 parts[f"{client}.{age}"] = tree.nest(view)
         kinds = {
             str(client): [[one.round, isinstance(one.view.update, Gradient)] for one in past]
@@ -157,7 +157,8 @@ class Memory:
             for age, (number, gradient) in enumerate(rounds):
                 parts = tree.part(tensors, f"{client}.{age}")
                 update = (Gradient if gradient else Weights)(tree.part(parts, "update"))
-                view = ServerView(tree.part(parts, "sent"), update, tree.part(parts, "squares") or None)
+                last, squares = (tree.part(parts, name) or None for name in ("last", "squares"))
+                view = ServerView(tree.part(parts, "sent"), update, last, squares)
                 past = Past(number, view, tree.part(parts, "rows")[""])
                 self.past.setdefault(int(client), []).append(past)
 
@@ -204,6 +205,12 @@ class SentMaskMemory:
 def follows(attack: Any) -> bool:
     """Return True if an attack takes only the weights that a client sent in its last turn too."""
     return bool(getattr(attack, "follows", False))
+
+
+def count_rounds(attack: Any, orders: AttackSchedule) -> int:
+    """Return the number of a client's rounds that an attack joins: its own setting, or that of all attacks."""
+    rounds: int = getattr(attack, "rounds", 1)
+    return rounds if rounds > 1 else orders.history
 
 
 def turns_back(terms: FederationSpec) -> int:
