@@ -91,10 +91,11 @@ def check_attacks(attacks: Sequence[Choice], known: Knowledge, data: Dataset, te
         else:
             local = (known.local_steps, known.learning_rate or 0.1, known.local_batch)
             view = ServerView(state, weights_update(net, state, batch, known.batchnorm, *local, known.loss))
+        tampered = replace(known, net=net)
         if terms.base.wants_squares and terms.view != "sum":
-            values = read_gradient(view, known)
+            values = read_gradient(view, tampered)
             view = replace(view, squares={name: value.square() for name, value in values.items()})
-        mounted.check(replace(known, net=net), view)
+        mounted.check(tampered, view)
 
 
 def describe_update(
