@@ -75,6 +75,9 @@ def audit(
         say(*plan(settings))
         return
     _check_writable(junit)
+    if export is not None:
+        export.mkdir(parents=True, exist_ok=True)
+        _check_writable(export / "model.safetensors")
     is_asked = False
     if settings.predictions is not None:
         rows = run_predictions(settings, settings.predictions, out)
