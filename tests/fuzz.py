@@ -462,11 +462,17 @@ def run_folders(folder: Path) -> list[bytes]:
     return [bundle.encode() for bundle in bundles]
 
 
-def folder_target(folder: Path, bundles: list[bytes]) -> Target:
-    """Return the reader of run folders: the page, and of audits the evidence pack."""
+def folder_targets(folder: Path, bundles: list[bytes]) -> list[Target]:
+    """Return the readers of run folders: the page with the evidence pack of audits, and the gate's decision."""
+    from secateur.config import PolicyFile, read
+    from secateur.evaluation import gate, limits
     from secateur.report.evidence import write_pack
     from secateur.report.page import write_page
-    from secateur.runs.folder import explain_damage
+    from secateur.runs.folder import explain_damage, load_rows
+
+    policy = folder / "gate.yaml"
+    policy.write_text(RUNS["policy"])
+    rules = read(PolicyFile, policy, {})
 
     def forge(draw: Random, content: bytes, other: bytes) -> bytes:
         files = json.loads(content)
@@ -478,13 +484,26 @@ def folder_target(folder: Path, bundles: list[bytes]) -> Target:
             changed = mutate_lines(draw, text, part) if name.endswith("jsonl") else forge_json(draw, text, part or text)
         return json.dumps(files | {name: changed.decode("latin1")}).encode()
 
-    def read(content: bytes) -> None:
-        place = folder / "forged"
+    def unpack(content: bytes, place: Path) -> Path:
         place.mkdir(parents=True, exist_ok=True)
         for name in READ:
             (place / name).unlink(missing_ok=True)
         for name, text in json.loads(content).items():
             (place / name).write_bytes(text.encode("latin1", "replace"))
+        return place
+
+    whole = unpack(bundles[0], folder / "whole")
+
+    def decide(content: bytes) -> None:
+        """Hold a forged run against a policy, and against the run before it was forged, in both directions."""
+        place = unpack(content, folder / "forged")
+        for now, before in ((place, whole), (whole, place)):
+            with explain_damage([place]):
+                decision = gate.decide({"run": load_rows(now)}, rules, load_rows(before))
+                gate.render_markdown(decision), gate.sarif(decision, "1"), limits.junit(decision.checks["run"])
+
+    def read_folder(content: bytes) -> None:
+        place = unpack(content, folder / "forged")
         refused = []
         for act in (lambda: write_page([place]), lambda: write_pack(place, ["md", "json"], None)):
             try:
@@ -495,7 +514,7 @@ def folder_target(folder: Path, bundles: list[bytes]) -> Target:
         if len(refused) == 2:
             raise refused[0]
 
-    return Target("run folders", bundles, read, forge, 2)
+    return [Target("run folders", bundles, read_folder, forge, 2), Target("gate", bundles, decide, forge, 10)]
 
 
 def flower_targets() -> list[Target]:
@@ -593,7 +612,7 @@ def build_targets(folder: Path, bundles: list[bytes] | None = None) -> list[Targ
     folder.mkdir(parents=True, exist_ok=True)
     targets = [*wire_targets(), *yaml_targets(folder), *data_targets(folder), *set_targets(folder / "sets")]
     targets += [image_target(folder), *model_targets(folder, bundles is None), *flower_targets()]
-    return [*targets, folder_target(folder, bundles or run_folders(folder / "runs"))]
+    return [*targets, *folder_targets(folder, bundles or run_folders(folder / "runs"))]
 
 
 def main() -> None:

@@ -1,6 +1,7 @@
 """Gate and limits on the command line, with saved predictions as evidence."""
 
 import json
+import shutil
 from xml.etree import ElementTree
 
 import numpy as np
@@ -37,6 +38,14 @@ def forest(tmp_path_factory):
     file = tmp_path_factory.mktemp("forest") / "forest.npz"
     np.savez(file, probabilities=answers, labels=labels, membership=inside)
     return file
+
+
+@pytest.fixture(scope="module")
+def finished(forest, tmp_path_factory):
+    """A finished run of few attacks."""
+    folder = tmp_path_factory.mktemp("finished") / "run"
+    assert audit(forest, folder, "--attack", "conf,correctness") == 0
+    return folder
 
 
 def test_a_leaking_forest_fails_its_limits(forest, tmp_path, capsys):
@@ -125,3 +134,32 @@ def test_a_federation_is_held_to_limits(tmp_path, capsys):
     assert main(["federate", *flags, "--out", str(tmp_path / "run"), "--set", "limits.auc=.01"]) == 1
     assert "auc" in capsys.readouterr().err
     assert "above the limit" in (tmp_path / "run" / "report.html").read_text()
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        *({"value": "x"}, {"value": [0.5]}, {"low": {}}, {"high": "inf"}, {"metric": 7}, {"metric": None}),
+        *({"attack": []}, {"model": None}, {"seed": "a"}, {"group": 99}, {"group": -9}, {"value": 10**400}),
+    ],
+)
+@pytest.mark.parametrize("forged", ["run", "baseline"])
+def test_forged_rows_are_decided_or_refused_in_one_sentence(change, forged, finished, tmp_path, capsys):
+    """They may lie about what was measured; they may not end the gate otherwise."""
+    folder = shutil.copytree(finished, tmp_path / "forged")
+    lines = [json.loads(line) for line in (folder / "results.jsonl").read_text().splitlines()]
+    for line in lines:
+        if line["metric"] == "auc":
+            line.update(change)
+    (folder / "results.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    (tmp_path / "policy.yaml").write_text("name: release\nset_on: 2026-11-01\nlimits: {auc: .9}\n")
+    runs = [folder, "--baseline", finished] if forged == "run" else [finished, "--baseline", folder]
+    written = ["--summary", tmp_path / "s.md", "--sarif", tmp_path / "s.sarif", "--junit", tmp_path / "j.xml"]
+    code = main(["gate", *map(str, runs), "--policy", str(tmp_path / "policy.yaml"), *map(str, written)])
+    said = capsys.readouterr().err
+    assert code in (0, 1, 2, 3) and "Traceback" not in said
+    if code == 2:
+        assert said.count("\n") == 1 and "run: " in said and str(folder) in said and not (tmp_path / "s.md").exists()
+    else:
+        json.loads((tmp_path / "s.sarif").read_text())
+        ElementTree.parse(tmp_path / "j.xml")

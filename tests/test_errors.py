@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from secateur.errors import NotFinite, WrongInput, check_whole, install_command, require
+from secateur.errors import NotFinite, WrongInput, check_whole, install_command, require, unknown
 
 
 @pytest.mark.parametrize("wrong", [WrongInput("sparsity", "is 2"), NotFinite()])
@@ -43,3 +43,21 @@ def test_a_whole_number_is_no_truth_value_and_no_fraction(value):
     check_whole("rounds", 1)
     with pytest.raises(WrongInput, match=f"rounds: {value} is not allowed; must be a whole number, at least 1"):
         check_whole("rounds", value)
+
+
+@pytest.mark.parametrize("name", ["x" * 5_000, "x y " * 1_250, "\x1b[2J" * 1_000])
+def test_a_name_of_5000_characters_is_cut(name):
+    for error in (
+        WrongInput(name, "is no field"),
+        unknown("attack", name, ["conf"]),
+        WrongInput("data", f"{name}: no"),
+    ):
+        assert len(str(error)) < 4_100 and "more characters]" in str(error) and str(error).isprintable()
+        assert str(pickle.loads(pickle.dumps(error))) == str(error)
+
+
+def test_words_of_a_path_and_long_lists_stay_whole():
+    names = [f"method-{i}" for i in range(200)]
+    path = "/" + "a/" * 200
+    assert str(WrongInput("data", f"{path} is missing")) == f"data: {path} is missing"
+    assert ", ".join(sorted(names)) in str(unknown("attack", "x", names))

@@ -5,10 +5,13 @@ from __future__ import annotations
 import difflib
 import math
 import os
+import re
 from collections.abc import Iterable
 from numbers import Integral
 from pathlib import Path
 from typing import Any
+
+LONG_WORD, LONGEST = re.compile(r"\S{500,}"), 4000  # in an error's text
 
 
 def printable(text: object) -> str:
@@ -24,6 +27,19 @@ def printable(text: object) -> str:
     return plain if plain.isprintable() else "".join(c if c.isprintable() else ascii(c)[1:-1] for c in plain)
 
 
+def shorten(text: str) -> str:
+    """Return a text for an error: long words lose their middle, and a text of over 4000 characters its end.
+
+    A name, a value or a key of somebody else's file may have thousands of characters.
+
+    Example:
+        >>> shorten("a" + 5_000 * "b")[190:220], len(shorten("a b " * 5_000)) <= 4_000
+        ('bbbbbbbbbb[4601 more character', True)
+    """
+    text = LONG_WORD.sub(lambda word: f"{word[0][:200]}[{len(word[0]) - 400} more characters]{word[0][-200:]}", text)
+    return text if len(text) <= LONGEST else f"{text[: LONGEST - 40]}[{len(text) - LONGEST + 40} more characters]"
+
+
 class WrongInput(Exception):
     """Something the user gave is wrong: names the field and says what is allowed.
 
@@ -33,7 +49,7 @@ class WrongInput(Exception):
     """
 
     def __init__(self, field: str, message: str) -> None:
-        self.field, self.message = printable(field), printable(message)
+        self.field, self.message = shorten(printable(field)), shorten(printable(message))
         super().__init__(f"{self.field}: {self.message}")
 
     def __reduce__(self) -> tuple[type[WrongInput], tuple[str, ...]]:

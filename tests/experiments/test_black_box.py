@@ -2,6 +2,7 @@
 
 import json
 import threading
+import tracemalloc
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import numpy as np
@@ -12,6 +13,8 @@ from torch import nn
 from torch.nn.utils import prune
 
 from secateur.cli import main
+from secateur.errors import WrongInput
+from secateur.models.endpoint import Endpoint
 from secateur.models.small import digits_cnn
 from secateur.runs.folder import load_rows
 
@@ -253,12 +256,29 @@ def test_an_endpoint_is_audited_and_never_asked_twice(server, brought, tmp_path)
         (lambda answer: json.dumps({"result": answer}).encode(), "by something else than a list of rows"),
         (lambda answer: json.dumps(answer[:-1]).encode(), "by something else than a list of rows"),
         (lambda answer: json.dumps([["cat"]] * len(answer)).encode(), "by something else than a list of rows"),
+        (lambda answer: json.dumps([[10**400]] * len(answer)).encode(), "by something else than a list of rows"),
+        (lambda answer: b"[" * 100_000, "does not answer with JSON"),
+        (lambda answer: json.dumps(answer).encode().ljust((64 << 20) + 1), "answers with over 64 MiB for 32 rows"),
     ],
 )
 def test_an_endpoint_that_answers_nonsense_is_one_sentence(answer, sentence, server, brought, tmp_path, capsys):
     server.answer = answer
     assert audit(tmp_path / "run", "--model", server.address, "--data", brought[0] / "own.npz") == 2
     assert sentence in capsys.readouterr().err
+
+
+def test_an_answer_of_64_mib_is_read_and_no_more_is_taken(server, brought):
+    """The server sends 256 MiB; the reader takes one byte more than it may use, and closes."""
+    inputs = torch.from_numpy(np.load(brought[0] / "own.npz")["inputs"][:2])
+    server.answer = lambda answer: json.dumps(answer).encode().ljust(64 << 20)
+    assert Endpoint(server.address)(inputs).shape == (2, 2)
+    server.answer = lambda answer: bytes(256 << 20)
+    tracemalloc.start()
+    with pytest.raises(WrongInput, match="over 64 MiB"):
+        Endpoint(server.address)._ask(inputs.tolist())
+    _, most = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert most < (256 + 2 * 64 + 16) << 20  # of which the server has the first 256
 
 
 def test_an_endpoint_that_draws_its_answers_is_refused(server, brought, tmp_path, capsys):

@@ -75,6 +75,9 @@ def audit(
         say(*plan(settings))
         return
     _check_writable(junit)
+    if export is not None:
+        export.mkdir(parents=True, exist_ok=True)
+        _check_writable(export / "model.safetensors")
     is_asked = False
     if settings.predictions is not None:
         rows = run_predictions(settings, settings.predictions, out)
@@ -165,18 +168,15 @@ def gate(
     rules = read(PolicyFile, policy, {})
     rows = {str(run): load_finished(run) for run in runs}
     before = None if baseline is None else load_finished(baseline)
-    with explain_damage(runs):
+    with explain_damage(runs if baseline is None else [*runs, baseline]):
         decision = gates.decide(rows, rules, before, date.today())
-    checks = [check for checked in decision.checks.values() for check in checked]
-    contents = {
-        summary: gates.render_markdown(decision),
-        sarif: gates.sarif(decision, version()),
-        junit: limits.junit(checks),
-    }
+        checks = [check for checked in decision.checks.values() for check in checked]
+        sentences = gates.render_markdown(decision)
+        contents = {summary: sentences, sarif: gates.sarif(decision, version()), junit: limits.junit(checks)}
     for file, text in contents.items():
         if file is not None:
             write(file, text.encode())
-    typer.echo(gates.render_markdown(decision), nl=False)
+    typer.echo(sentences, nl=False)
     _end(decision.outcome)
 
 

@@ -19,7 +19,7 @@ from typing import Any
 
 import typer
 
-from secateur.errors import WrongInput, printable
+from secateur.errors import WrongInput, printable, shorten
 
 
 class Exit(IntEnum):
@@ -66,7 +66,7 @@ def guard(command: Callable[[], Any]) -> int:
             end, sentence = _explain(fault.__cause__ or fault, fault.folder)
         except Exception as error:
             end, sentence = _explain(error, None)
-        print(f"secateur: {printable(sentence)}", file=sys.stderr)
+        print(f"secateur: {shorten(printable(sentence))}", file=sys.stderr)
         return end
 
 

@@ -91,13 +91,13 @@ class Endpoint:
             raise WrongInput("model", f"{self.address} answers with over {LARGEST >> 20} MiB for {rows} rows")
         try:
             answer = json.loads(content)
-        except ValueError as error:
+        except (ValueError, RecursionError) as error:
             raise WrongInput("model", f"{self.address} does not answer with JSON") from error
         if isinstance(answer, dict):
             answer = next((answer[name] for name in NAMED if name in answer), None)
         try:
             table = torch.tensor(answer, dtype=torch.float64)
-        except (TypeError, ValueError, RuntimeError):
+        except (TypeError, ValueError, RuntimeError, OverflowError):
             table = torch.empty(0)
         if table.ndim not in (1, 2) or len(table) != rows or not table.numel():
             wanted = f"a list of rows, or one of {', '.join(NAMED)}"

@@ -24,7 +24,13 @@ from secateur.federated.flower.app import client_app, clients_of, restrict_task
 from secateur.federated.flower.client import Clients
 from secateur.federated.flower.federation import FlowerFederation
 from secateur.federated.flower.link import HELLO, MOST, Link
-from secateur.federated.flower.node_data import KnownPanel, describe_data, fit_to_server, load_own_data
+from secateur.federated.flower.node_data import (
+    KnownPanel,
+    describe_data,
+    fit_to_server,
+    load_own_data,
+    read_description,
+)
 from tiny_rules import ROWS, federation, run
 
 SIZES = [4, 6, 8, 10, 12]
@@ -244,6 +250,44 @@ def test_a_server_cannot_run_code_or_read_files_on_a_node(trap, field, value):
     with pytest.raises(WrongInput, match=f"{field}: .*refused"):
         clients_of(task, "{}", "{}")
     assert not trap.exists()
+
+
+TASK = {"config": {"model": "mlp", "data": "digits"}, "seed": 0, "rule": "none", "defense": "none"}
+
+
+@pytest.mark.parametrize(
+    "task",
+    [
+        *([], 7, None, "x", {}, TASK | {"config": []}, TASK | {"config": None}, TASK | {"seed": "0"}),
+        *(TASK | {"rule": 3}, TASK | {"rule": "no"}, TASK | {"defense": "no"}, TASK | {"defense": "x" * 5000}),
+    ],
+)
+def test_a_task_of_another_form_is_one_sentence(task):
+    with pytest.raises(WrongInput) as refused:
+        clients_of(json.dumps(task), "{}", "{}")
+    assert refused.value.field in ("task", "rule", "defense") and len(str(refused.value)) < 1500
+
+
+@pytest.mark.parametrize("text", ["", "{", "[" * 100_000, "[1, 2]"])
+def test_a_task_that_is_no_mapping_is_one_sentence(text):
+    with pytest.raises(WrongInput, match="task: is refused: it must be a JSON object with config, seed, rule, defense"):
+        clients_of(text, "{}", "{}")
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        *({"clients": 10**12}, {"clients": True}, {"classes": 10**12}, {"classes": "10"}, {"shape": 8}),
+        *({"mean": ["x"]}, {"mean": [float("nan")]}, {"std": [[1]]}, {"mean": [10**400]}, {"shape": [None]}),
+    ],
+)
+def test_a_description_of_data_of_another_form_takes_no_memory(change):
+    said = {"shape": [1, 8, 8], "classes": 10, "clients": 4, "mean": [0.5], "std": [0.5], "whole": False}
+    assert read_description(json.dumps(said)) == said
+    with pytest.raises(WrongInput, match="task: is refused"):
+        read_description(json.dumps(said | change))
+    with pytest.raises(WrongInput, match="task: is refused"):
+        read_description(json.dumps([said]))
 
 
 def test_a_node_reads_its_own_folder_and_downloads_nothing():

@@ -56,17 +56,18 @@ def clients_of(task: str, node_config: str, said: str, trusted: bool = False) ->
     from secateur.federated.flower.node_data import load_node
     from secateur.interfaces import Batch
 
-    description, machine = json.loads(task), json.loads(node_config)
+    description, machine = read_task(task), json.loads(node_config)
     source, models = machine.pop("own_data", None), str(machine.pop("models", "")).split(",")
     fields = description["config"] if trusted else restrict_task(description["config"], models, source is not None)
     config = read(Federate, None, fields | machine)
     for field, name in () if trusted else list_code(config).items():
         if name not in models:
             raise WrongInput(field, f"{name!r} is refused: a server may not name code of this node")
-    data, device, shares = (*load_data(config), None) if source is None else load_node(config, source, json.loads(said))
+    local = None if source is None else load_node(config, source, said)
+    data, device, shares = local or (*load_data(config), None)
     seed, net = description["seed"], network_of(config, data, description["seed"]).to(device)
-    (defense,) = [choice for choice in config.defense if str(choice) == description["defense"]]
-    (rule,) = [choice for choice in config.submodels or config.base_pruning if str(choice) == description["rule"]]
+    defense = pick("defense", config.defense, description["defense"])
+    rule = pick("rule", config.submodels or config.base_pruning, description["rule"])
     if config.submodels:
         from secateur.federated.build import build_submodel_spec
         from secateur.federated.flower.submodels import NarrowClients
@@ -75,6 +76,30 @@ def clients_of(task: str, node_config: str, said: str, trusted: bool = False) ->
     terms = build_spec(config, data, seed, rule, defense, shares)
     train = Batch(data.inputs[: data.train_size], data.labels[: data.train_size])
     return Clients(net, train, terms, seed, device)
+
+
+def read_task(task: str) -> dict[str, Any]:
+    """Return a server's task, as `task_of` wrote it; refuse one of another form."""
+    from secateur.errors import WrongInput
+
+    kinds = {"config": dict, "seed": int, "rule": str, "defense": str}
+    try:
+        description = json.loads(task)
+    except (ValueError, RecursionError):
+        description = None
+    if isinstance(description, dict) and all(isinstance(description.get(name), kind) for name, kind in kinds.items()):
+        return description
+    raise WrongInput("task", f"is refused: it must be a JSON object with {', '.join(kinds)}")
+
+
+def pick(field: str, choices: Collection[T], name: str) -> T:
+    """Return the choice of this name."""
+    from secateur.errors import unknown
+
+    for choice in choices:
+        if str(choice) == name:
+            return choice
+    raise unknown(field, name, map(str, choices))
 
 
 def restrict_task(fields: Mapping[str, Any], models: Collection[str], has_data: bool) -> dict[str, Any]:

@@ -24,11 +24,27 @@ from secateur.evaluation.setup import device_of
 from secateur.federated.attacks.observer import Observer, RoundObservers
 from secateur.federated.federation import Federation
 
+MOST = 1_000_000  # classes or clients that a server may name
+
 
 def describe_data(data: Dataset, clients: int) -> str:
     """Return JSON of the server's data format, for a client with its own data."""
     shape = {"shape": data.input_shape, "classes": data.classes, "clients": clients}
     return json.dumps(shape | {"mean": data.mean, "std": data.std, "whole": not data.inputs.is_floating_point()})
+
+
+def read_description(text: str) -> dict[str, Any]:
+    """Return the server's data format (`describe_data`); refuse another form, and numbers that only memory bounds."""
+    try:
+        said = json.loads(text)
+        numbers = torch.tensor([[*said["mean"]], [*said["std"]]])
+        right = all(type(size) is int for size in (*said["shape"], said["classes"], said["clients"]))
+        right &= 1 <= said["classes"] <= MOST and 1 <= said["clients"] <= MOST and bool(numbers.isfinite().all())
+    except (ValueError, LookupError, TypeError, RecursionError, RuntimeError, OverflowError):
+        right = False
+    if not right:
+        raise WrongInput("task", "is refused: the server describes its data in another form than a node knows")
+    return dict(said)
 
 
 def load_own_data(source: str, folder: Path | str | None) -> Dataset:
@@ -53,7 +69,7 @@ def fit_to_server(data: Dataset, said: Mapping[str, Any]) -> Dataset:
     return replace(data, inputs=inputs, classes=said["classes"], mean=mean, std=std)
 
 
-def load_node(config: Federate, source: str, said: Mapping[str, Any]) -> tuple[Dataset, torch.device, list[Tensor]]:
+def load_node(config: Federate, source: str, description: str) -> tuple[Dataset, torch.device, list[Tensor]]:
     """Return a node's own data, its device, and shares; every client has all rows.
 
     That is safe: the sampled clients of a round depend on the number of clients, not on their shares.
@@ -61,6 +77,7 @@ def load_node(config: Federate, source: str, said: Mapping[str, Any]) -> tuple[D
     if config.submodels:
         raise WrongInput("own-data", "is not possible over sub-models; start the node with data-folder, or without")
     torch.set_num_threads(config.threads)
+    said = read_description(description)
     data = fit_to_server(load_own_data(source, config.data_folder), said)
     return data, device_of(config), [torch.arange(data.train_size)] * said["clients"]
 
