@@ -212,9 +212,8 @@ def describe_threat(row: Mapping[str, Any]) -> str | None:
     if kind in ("attack", "inversion"):
         return f"the attacker sees {describe_needs(row)}" if kind == "attack" else describe_needs(row)
     if kind == "defense":
-        met = ", ".join(row.get("adaptive") or ())
-        knows = f"; attackers who know of it: adaptive={met}" if met else ""
-        return f"it acts on the {row['acts_on']}{knows}"
+        strongest = f"; strongest attacker known: {row['strongest']}" if "strongest" in row else ""
+        return f"it acts on the {row['acts_on']}{strongest}"
     if kind in ("pruner", "base-pruning"):
         again = "; fine-tuning uses the members again" if kind == "pruner" else ""
         return str(row.get("threat") or _find(THREATS, row) or f"sees the weights alone{again}")
