@@ -108,6 +108,7 @@ MEANINGS = {  # by parameter; `kind.parameter` or `method.parameter` comes first
     "label-only.rate": "chance that a bit flips",
     "soteria.rate": "share of the layer's columns that become zero",
     "reading": "code: all clients train one group's block; paper: each client draws a group",
+    "registers": "true: restarts are aligned to their mean before the distance to it is taken",
     "release": "rounds after which an entry that was held back is sent once; null: never",
     "restarts": "trials of each target, from different starts",
     "retries": "new starts of a trial that diverged",
