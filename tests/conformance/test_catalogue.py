@@ -53,6 +53,17 @@ def test_every_defense_says_where_it_acts(name):
     assert "Acts on:" in (entry.make.__doc__ or "")
 
 
+@pytest.mark.parametrize("name", catalogue.methods("defense"))
+def test_every_defense_names_the_strongest_attacker_known(name):
+    entry = catalogue.find("defense", name)
+    strongest = entry.info["strongest"]
+    assert strongest in describe_threat(entry.describe() | {"kind": "defense"}) and len(strongest) < 120
+    parts = {part for mode in entry.info.get("adaptive", ()) for part in mode.split("+")}
+    assert all(part in strongest for part in parts), "every mode that the rows ask for is named"
+    updates = entry.info["acts_on"] in (*UPDATES, *FEDERATED)
+    assert not updates or parts or "the plain attack" in strongest, "or it says that no mode sees more"
+
+
 def test_a_hyper_parameter_that_a_method_does_not_have_is_refused():
     with pytest.raises(WrongInput, match="did you mean 'strength'"):
         catalogue.find("defense", "ppb")(stength=1)

@@ -8,12 +8,13 @@ import torch
 from torch import Tensor
 
 from secateur.catalogue import method
+from secateur.defenses import AGAINST_PRUNING
 from secateur.defenses.selection import Sizes, end_to_end, ranks_of, slices, top_and_between
 from secateur.errors import WrongInput
 from secateur.interfaces import Mask, Params, Upload, UploadContext
 
 
-@method("defense", "adgp", "dgp", acts_on="upload", adaptive=("support", "reapply"))
+@method("defense", "adgp", "dgp", acts_on="upload", adaptive=("support", "reapply"), strongest=AGAINST_PRUNING)
 @dataclass(frozen=True)
 class AlignedDualGradientPruning(Upload):
     """Drops a gradient's largest k1 and sends the k largest inside positions that all users share (dgp 6.4).

@@ -13,6 +13,7 @@ from torch import Generator, Tensor, nn
 from torch.nn.functional import cross_entropy, linear, logsigmoid, relu
 
 from secateur.catalogue import method
+from secateur.defenses import AGAINST_TRAINING
 from secateur.errors import WrongInput, check_number, check_whole
 from secateur.inference import outputs
 from secateur.interfaces import Batch, Loss, Params
@@ -21,7 +22,7 @@ from secateur.training.recipe import Fitted, Progress, Recipe, Row, Task
 from secateur.training.trainer import TaskTraining, Trainer, train_many
 
 
-@method("defense", "adv", "samia_ppb", acts_on="fine-tuning")
+@method("defense", "adv", "samia_ppb", acts_on="fine-tuning", strongest=AGAINST_TRAINING)
 @dataclass(frozen=True)
 class AdversarialRegularisation:
     """Fine-tunes against a surrogate attack that is trained at the same time (samia_ppb 6.3.1; Nasr et al. 2018).

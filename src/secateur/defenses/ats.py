@@ -28,7 +28,14 @@ STEPS = 20  # from noise to the picture, so 21 blends
 LEAST = 1e-5  # k, added to the eigenvalues
 
 
-@method("defense", "ats", "dgp", acts_on="inputs", adaptive=())
+@method(
+    "defense",
+    "ats",
+    "dgp",
+    acts_on="inputs",
+    adaptive=(),
+    strongest="the plain attack: it finds the transformed picture, and no mode undoes a transform that is drawn anew",
+)
 @dataclass(frozen=True)
 class AutomaticTransformationSearch:
     """Trains on transformed pictures, by a policy drawn anew for each of them (ATS, Gao et al. 2021).

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from secateur.catalogue import method
+from secateur.defenses import AGAINST_PRUNING
 from secateur.defenses.selection import Sizes, counts, end_to_end, keep_between, keep_rows, top_and_between
 from secateur.errors import WrongInput, check_number, check_whole
 from secateur.interfaces import Params, UploadContext
@@ -15,7 +16,15 @@ from secateur.interfaces import Params, UploadContext
 FORCE = {"k1": 0.05, "k2": 0.75, "total": None, "p": None, "release": None}  # the defaults as a list shows them
 
 
-@method("defense", "dgp", "dgp", acts_on="upload", adaptive=("support", "reapply"), defaults=FORCE)
+@method(
+    "defense",
+    "dgp",
+    "dgp",
+    acts_on="upload",
+    adaptive=("support", "reapply"),
+    defaults=FORCE,
+    strongest=AGAINST_PRUNING,
+)
 @dataclass(frozen=True)
 class DualGradientPruning:
     """Removes the largest k1 and the smallest k2 of every tensor's entries from a gradient (dgp Algorithm 1).

@@ -30,7 +30,15 @@ LOOKS = 2  # reads of the examples in a turn of one local step
 LOOK = "look/"  # prefix of the noise's names; no parameter has it
 
 
-@method("defense", "dp", "dgp", acts_on="upload", adaptive=(), requires=OPACUS)
+@method(
+    "defense",
+    "dp",
+    "dgp",
+    acts_on="upload",
+    adaptive=(),
+    requires=OPACUS,
+    strongest="the plain attack, bounded by epsilon; where batches repeat, rounds=N averages the noise",
+)
 @dataclass(frozen=True)
 class DifferentialPrivacy(PrivacySettings, Upload):
     """Clips every example's gradient and adds Gaussian noise to their sum, so there is an epsilon (Abadi et al. 2016).

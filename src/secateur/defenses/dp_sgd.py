@@ -19,6 +19,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 
 from secateur import tree
 from secateur.catalogue import method
+from secateur.defenses import AGAINST_PRIVACY
 from secateur.defenses.dp_common import (
     AT_ONCE,
     OPACUS,
@@ -41,7 +42,16 @@ ALONE = (
 )
 
 
-@method("defense", "dp-sgd", "samia_ppb", acts_on="fine-tuning", combines=False, reason=ALONE, requires=OPACUS)
+@method(
+    "defense",
+    "dp-sgd",
+    "samia_ppb",
+    acts_on="fine-tuning",
+    combines=False,
+    reason=ALONE,
+    requires=OPACUS,
+    strongest=AGAINST_PRIVACY,
+)
 @dataclass(frozen=True)
 class DpSgd(PrivacySettings):
     """Clips every example's gradient and adds Gaussian noise to their sum (samia_ppb 6.3.1; Abadi et al. 2016).
@@ -96,7 +106,16 @@ class DpSgd(PrivacySettings):
         return "fine-tuning only (the same members trained the original without it), with BatchNorm frozen"
 
 
-@method("defense", "dp-sgd-scratch", "samia_ppb", acts_on="training", combines=False, reason=ALONE, requires=OPACUS)
+@method(
+    "defense",
+    "dp-sgd-scratch",
+    "samia_ppb",
+    acts_on="training",
+    combines=False,
+    reason=ALONE,
+    requires=OPACUS,
+    strongest=AGAINST_PRIVACY,
+)
 @dataclass(frozen=True)
 class DpSgdScratch(DpSgd):
     """Trains the original and fine-tunes it by DP-SGD, with GroupNorm for BatchNorm (beyond samia_ppb 6.3.1).

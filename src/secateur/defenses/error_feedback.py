@@ -55,7 +55,14 @@ class ErrorFeedback:
         return {name: value + state[RESIDUAL + name] for name, value in grads.items()}
 
 
-@method("defense", "error-feedback", "dgp", acts_on="residual", adaptive=("support+follows",))
+@method(
+    "defense",
+    "error-feedback",
+    "dgp",
+    acts_on="residual",
+    adaptive=("support+follows",),
+    strongest="adaptive=support:follows=true, on a residual from training (--rounds-before)",
+)
 def error_feedback() -> Callable[[Upload], ErrorFeedback]:
     """Adds what an upload did not send to the client's next gradient (Karimireddy et al. 2019; dgp Algorithm 2).
 

@@ -13,7 +13,14 @@ from secateur.interfaces import Params, Upload, UploadContext
 from secateur.seeding import spawn
 
 
-@method("defense", "noise", "dgp", acts_on="upload", adaptive=())
+@method(
+    "defense",
+    "noise",
+    "dgp",
+    acts_on="upload",
+    adaptive=(),
+    strongest="the plain attack, as all entries are equally noisy; where batches repeat, rounds=N averages the noise",
+)
 @dataclass(frozen=True)
 class GaussianNoise(Upload):
     """Adds N(0, sigma^2) to every entry of a gradient, without clipping (dgp 6.1, where it is called DP).

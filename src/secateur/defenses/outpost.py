@@ -16,7 +16,14 @@ from secateur.interfaces import Mask, Params, Upload, UploadContext
 CHANCE = "."  # name of the draw that decides if the defense is applied; no parameter can have it
 
 
-@method("defense", "outpost", "dgp", acts_on="upload", adaptive=("mask", "support"))
+@method(
+    "defense",
+    "outpost",
+    "dgp",
+    acts_on="upload",
+    adaptive=("mask", "support"),
+    strongest="adaptive=mask or support, which leave out the entries that were dropped or filled with noise",
+)
 @dataclass(frozen=True)
 class Outpost(Upload):
     """Prunes small entries and adds noise where the Fisher information is high, ever more rarely (Wang et al. 2023).

@@ -8,10 +8,11 @@ from torch import Tensor
 from torch.nn.functional import cross_entropy, log_softmax
 
 from secateur.catalogue import method
+from secateur.defenses import AGAINST_TRAINING
 from secateur.errors import check_number
 
 
-@method("defense", "ppb", "samia_ppb", acts_on="loss")
+@method("defense", "ppb", "samia_ppb", acts_on="loss", strongest=AGAINST_TRAINING)
 @dataclass(frozen=True)
 class PairBasedPosteriorBalancing:
     """Cross-entropy plus the divergence between the ranked posteriors of paired examples (samia_ppb Eq. 6).

@@ -15,7 +15,14 @@ from secateur.interfaces import Loss, Params
 from secateur.seeding import initialise
 
 
-@method("defense", "precode", "dgp", acts_on="model", adaptive=("layer",))
+@method(
+    "defense",
+    "precode",
+    "dgp",
+    acts_on="model",
+    adaptive=("layer",),
+    strongest="adaptive=layer, which leaves the noisy bottleneck out",
+)
 @dataclass(frozen=True)
 class Precode:
     """Puts a variational bottleneck before the last fully connected layer (PRECODE, Scheliga et al. 2022).

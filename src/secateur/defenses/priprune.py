@@ -27,6 +27,7 @@ from torch.func import grad, grad_and_value
 from torch.nn.functional import logsigmoid
 
 from secateur.catalogue import method
+from secateur.defenses import AGAINST_WITHHOLDING
 from secateur.defenses.withholding import SAVED, WITHHELD, divide, empty_state, reload, whole_mask
 from secateur.errors import WrongInput, check_number, check_numbers
 from secateur.gpu.adam import BETA_1, BETA_2, EPSILON
@@ -57,7 +58,9 @@ PRESETS = {
 }
 
 
-@method("defense", "priprune", "priprune", acts_on="client", adaptive=("support+follows",))
+@method(
+    "defense", "priprune", "priprune", acts_on="client", adaptive=("support+follows",), strongest=AGAINST_WITHHOLDING
+)
 @dataclass(frozen=True)
 class PriPrune:
     """Learns by Gumbel-softmax masks which weights to withhold, jointly with the weights (PriPrune; Algorithm 3).

@@ -27,7 +27,14 @@ LEAST = 1e-10  # added to |r|
 Back = Callable[[Tensor], Tensor]  # gradients by the features (K, B, F) -> by the inputs (K, B, ...)
 
 
-@method("defense", "soteria", "dgp", acts_on="upload", adaptive=("layer",))
+@method(
+    "defense",
+    "soteria",
+    "dgp",
+    acts_on="upload",
+    adaptive=("layer",),
+    strongest="adaptive=layer, which leaves the defended layer out; rob reads no such layer at all",
+)
 @dataclass(frozen=True)
 class Soteria(Upload):
     """Zeroes the columns of a fully connected layer's gradient whose features depend least on the input (Sun 2021).

@@ -7,12 +7,13 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from secateur.catalogue import method
+from secateur.defenses import AGAINST_PRUNING
 from secateur.defenses.selection import Sizes, keep_between, keep_rows
 from secateur.errors import check_number
 from secateur.interfaces import Params, Upload, UploadContext
 
 
-@method("defense", "top-k", "dgp", acts_on="upload", adaptive=("support", "reapply"))
+@method("defense", "top-k", "dgp", acts_on="upload", adaptive=("support", "reapply"), strongest=AGAINST_PRUNING)
 @dataclass(frozen=True)
 class TopK(Upload):
     """Sends of every tensor the largest entries by magnitude and zeros for the others (Alistarh et al. 2018; dgp 6.1).

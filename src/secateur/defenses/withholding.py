@@ -16,6 +16,7 @@ from torch import Generator, Tensor
 
 from secateur import tree
 from secateur.catalogue import method
+from secateur.defenses import AGAINST_WITHHOLDING
 from secateur.defenses.selection import mask_largest
 from secateur.errors import check_number
 from secateur.gpu.client_ops import intersect, magnitudes, mix, split_where
@@ -91,7 +92,9 @@ class Withholding:
         return whole_part(self.rate * (size if keep is None or self.of == "all" else keep.sum().double()))
 
 
-@method("defense", "largest", "priprune", acts_on="client", adaptive=("support+follows",))
+@method(
+    "defense", "largest", "priprune", acts_on="client", adaptive=("support+follows",), strongest=AGAINST_WITHHOLDING
+)
 @dataclass(frozen=True)
 class Largest(Withholding):
     """Prunes the weights with the largest gradients before they are sent (Largest; priprune Section 5.1, Insight 1).
@@ -104,7 +107,14 @@ class Largest(Withholding):
         return mask_largest(steepness, number)
 
 
-@method("defense", "pseudo-largest", "priprune", acts_on="client", adaptive=("support+follows",))
+@method(
+    "defense",
+    "pseudo-largest",
+    "priprune",
+    acts_on="client",
+    adaptive=("support+follows",),
+    strongest=AGAINST_WITHHOLDING,
+)
 @dataclass(frozen=True)
 class PseudoLargest(Largest):
     """Withholds the weights with the largest gradients, and trains on with them (Largest (Pseudo); priprune Fig. 7).
@@ -115,7 +125,7 @@ class PseudoLargest(Largest):
     pseudo: bool = True
 
 
-@method("defense", "random", "priprune", acts_on="client", adaptive=("support+follows",))
+@method("defense", "random", "priprune", acts_on="client", adaptive=("support+follows",), strongest=AGAINST_WITHHOLDING)
 @dataclass(frozen=True)
 class RandomShare(Withholding):
     """Prunes weights drawn at random before they are sent, anew in every round (Random; priprune Section 5.1).
@@ -132,7 +142,14 @@ class RandomShare(Withholding):
         return mask_largest(chance, number)
 
 
-@method("defense", "pseudo-random", "priprune", acts_on="client", adaptive=("support+follows",))
+@method(
+    "defense",
+    "pseudo-random",
+    "priprune",
+    acts_on="client",
+    adaptive=("support+follows",),
+    strongest=AGAINST_WITHHOLDING,
+)
 @dataclass(frozen=True)
 class PseudoRandomShare(RandomShare):
     """Withholds weights drawn at random, and trains on with them (Random (Pseudo); priprune Fig. 6).
@@ -143,7 +160,7 @@ class PseudoRandomShare(RandomShare):
     pseudo: bool = True
 
 
-@method("defense", "mix", "priprune", acts_on="client", adaptive=("support+follows",))
+@method("defense", "mix", "priprune", acts_on="client", adaptive=("support+follows",), strongest=AGAINST_WITHHOLDING)
 @dataclass(frozen=True)
 class Mix(Withholding):
     """Prunes half of its rate by the largest gradients and half at random before sending (Mix; priprune Section 5.1).
@@ -169,7 +186,9 @@ class Mix(Withholding):
         return steepest | mask_largest(torch.where(steepest, -1, chance), number - first)
 
 
-@method("defense", "pseudo-mix", "priprune", acts_on="client", adaptive=("support+follows",))
+@method(
+    "defense", "pseudo-mix", "priprune", acts_on="client", adaptive=("support+follows",), strongest=AGAINST_WITHHOLDING
+)
 @dataclass(frozen=True)
 class PseudoMix(Mix):
     """Withholds half of its rate by the largest gradients and half at random, and trains on with them (Mix (Pseudo)).

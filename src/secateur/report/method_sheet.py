@@ -109,6 +109,7 @@ MEANINGS = {  # by parameter; `kind.parameter` or `method.parameter` comes first
     "label-only.rate": "chance that a bit flips",
     "soteria.rate": "share of the layer's columns that become zero",
     "reading": "code: all clients train one group's block; paper: each client draws a group",
+    "registers": "true: restarts are aligned to their mean before the distance to it is taken",
     "release": "rounds after which an entry that was held back is sent once; null: never",
     "restarts": "trials of each target, from different starts",
     "retries": "new starts of a trial that diverged",
@@ -213,9 +214,8 @@ def describe_threat(row: Mapping[str, Any]) -> str | None:
     if kind in ("attack", "inversion"):
         return f"the attacker sees {describe_needs(row)}" if kind == "attack" else describe_needs(row)
     if kind == "defense":
-        met = ", ".join(row.get("adaptive") or ())
-        knows = f"; attackers who know of it: adaptive={met}" if met else ""
-        return f"it acts on the {row['acts_on']}{knows}"
+        strongest = f"; strongest attacker known: {row['strongest']}" if "strongest" in row else ""
+        return f"it acts on the {row['acts_on']}{strongest}"
     if kind in ("pruner", "base-pruning"):
         again = "; fine-tuning uses the members again" if kind == "pruner" else ""
         return str(row.get("threat") or _find(THREATS, row) or f"sees the weights alone{again}")

@@ -26,7 +26,8 @@ class GI(GradientMatching):
 
     The objective is a_G ||g - g*||^2 + a_TV TV + a_l2 ||x||^2 + a_BN R_BN + a_group ||x - consensus||^2. The optimiser
     is Adam at rate .1 with 50 steps of warm-up, cosine decay and noise .2 on the pixels. The consensus is the mean of 8
-    seeds; pictures are not registered. None of our sources states a_G; the default 1 does not scale the distance.
+    seeds, each registered to their plain mean; registration.py stands in for the authors' RANSAC-flow. None of our
+    sources states a_G; the default 1 does not scale the distance.
     """
 
     iterations: int = 20_000
@@ -36,6 +37,7 @@ class GI(GradientMatching):
     l2: float = 1e-6
     batchnorm: float = 0.1
     group: float = 0.01
+    registers: bool = True
     labels: Rule = "gi"
     schedule: Schedule = "warmup-cosine"
     noise: float = 0.2

@@ -68,6 +68,7 @@ class GradientMatching(InversionAttack):
     batchnorm: float = 0.0  # a_BN
     first_batchnorm: float = 10.0
     group: float = 0.0  # a_group
+    registers: bool = False  # True: restarts are aligned to their mean before the consensus
     labels: Rule = "idlg"
     optimizer: Literal["adam", "lbfgs"] = "adam"
     sign: bool = False
@@ -162,6 +163,7 @@ class GradientMatching(InversionAttack):
             box=(low, high) if self.box else None,
             noise=self.noise > 0,
             group=self.group > 0,
+            registers=self.registers,
             retries=self.retries,
         )
 

@@ -65,6 +65,7 @@ class Trials:
     box: tuple[Tensor, Tensor] | None
     noise: bool
     group: bool  # True if the consensus of the restarts is wanted
+    registers: bool  # True if restarts are aligned before their consensus
     retries: int
 
     @property
@@ -113,7 +114,7 @@ class Trials:
     def look(self, state: Params) -> Evaluated:
         """Return the objective at the trials' present variables, summed over the rounds."""
         variables = {name: state[name] for name in self.names}
-        common = {"consensus": consensus(state["inputs"], self.restarts)} if self.group else {}
+        common = {"consensus": consensus(state["inputs"], self.restarts, self.registers)} if self.group else {}
         rounds = [
             evaluate(variables, self.labels, {**fixed, **common})
             for evaluate, fixed in zip(self.evaluate, self.fixed, strict=True)

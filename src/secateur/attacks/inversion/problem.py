@@ -17,6 +17,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
+from secateur.attacks.inversion.registration import register
 from secateur.functional import make_static
 from secateur.gpu.gradient_products import products
 from secateur.interfaces import Loss, Mask, Params
@@ -251,9 +252,16 @@ def disagreement(inputs: Tensor, fixed: Params) -> Tensor:
     return (inputs - fixed["consensus"]).square().sum(PICTURE)
 
 
-def consensus(inputs: Tensor, restarts: int) -> Tensor:
-    """Return (N, ...) the mean over each target's finite restarts, for each of its restarts."""
+def consensus(inputs: Tensor, restarts: int, registers: bool = False) -> Tensor:
+    """Return (N, ...) the mean over each target's finite restarts, for each of its restarts.
+
+    With `registers` every picture is first aligned to that mean, and the consensus is the mean of the aligned ones.
+    """
     grouped = inputs.view(-1, restarts, *inputs.shape[1:])
     alive = grouped.flatten(2).isfinite().all(2).view(-1, restarts, *[1] * (inputs.ndim - 1))
-    mean: Tensor = torch.where(alive, grouped, 0).sum(1, keepdim=True) / alive.sum(1, keepdim=True).clamp_min(1)
-    return mean.expand_as(grouped).flatten(0, 1)
+    finite, count = torch.where(alive, grouped, 0), alive.sum(1, keepdim=True).clamp_min(1)
+    mean = (finite.sum(1, keepdim=True) / count).expand_as(grouped)
+    if registers:
+        aligned = register(*(part.reshape(-1, *inputs.shape[2:]) for part in (finite, mean))).view_as(grouped)
+        mean = (torch.where(alive, aligned, 0).sum(1, keepdim=True) / count).expand_as(grouped)
+    return mean.flatten(0, 1)

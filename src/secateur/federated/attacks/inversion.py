@@ -5,12 +5,12 @@ several rounds share a call too, each with the model that was sent to that clien
 kernel launches. So up to `at_once` clients wait for each other, at most to the next checkpoint. The start of a target
 is drawn by the target's own round, so it does not depend on the other targets of the call.
 
-An attack with `rounds`, or a schedule with a `history`, takes several rounds of a client as one target: the sum of all
-rounds' matching losses, each at the model that was sent in it. The entries that single rounds sent are so joined.
-The attacker assumes that the client trained on the same rows in the same order in all of these rounds. That holds with
-`fixed_batches`, or where one batch is all that the client has. Rounds of other rows share no picture, so joining them
-cannot help; the row's note says so. The reconstruction is compared with the last round's examples. The column
-`same_rows` says if the rounds held the same examples.
+An attack with `rounds`, or a schedule with a `history`, takes several rounds of one client as one target. The objective
+is the sum of the matching losses of all rounds, each at the model that was sent in it, so their sent entries are
+joined. The attacker assumes that the client trained on the same rows in the same order in all of these rounds. That
+holds with `fixed_batches`, or where one batch is all that the client has. Rounds of other rows share no picture, so
+joining them cannot help; the row's note says so. The reconstruction is compared with the last round's examples. The
+column `same_rows` says if the rounds held the same examples.
 
 An active attack (rob) sends its victims another model: see federated/attacks/observer.py.
 """
