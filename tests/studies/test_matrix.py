@@ -4,6 +4,7 @@ import pytest
 import torch
 
 from secateur import catalogue
+from secateur.config import choice
 from secateur.data.load import load
 from secateur.errors import WrongInput
 from secateur.report.matrix import BY_KEY, CELL, REFUSED
@@ -46,12 +47,12 @@ def test_reference_models_are_trained_as_the_federation_is(tmp_path):
 
 
 def test_every_mode_of_the_catalogue_is_an_attack():
-    attacks = setting(defense="dgp+error-feedback").list_attacks("sgi:iterations=3")
-    modes = ("adaptive=support", "adaptive=reapply", "adaptive=support:follows=true")
-    assert attacks == ["sgi:iterations=3", *(f"sgi:{mode}:iterations=3" for mode in modes)]
-    following = setting(defense="largest").list_attacks("sgi:iterations=3")
-    modes = catalogue.find("defense", "largest").info["adaptive"]
-    assert modes == ("support+follows",) and following[1] == "sgi:adaptive=support:follows=true:iterations=3"
+    for name in ("dgp", "largest", "noise"):
+        plain, *informed = setting(defense=name).list_attacks("sgi:iterations=3")
+        assert plain == "sgi:iterations=3"
+        assert len(informed) == len(catalogue.find("defense", name).info["adaptive"])
+        assert all(str(choice("inversion", attack)) == attack for attack in informed), "named as in rows"
+    assert "sgi:adaptive=support:iterations=3" in setting(defense="dgp").list_attacks("sgi:iterations=3")
     assert setting(defense="dgp").list_attacks("rob", ["mask"]) == ["rob"]
 
 

@@ -26,6 +26,7 @@ SCALE = ("#fff7d6", "#fee391", "#fec44f", "#fe9929", "#d95f0e", "#8c2d04")  # li
 HIDE, INFORMED = "hide from the plain attacker", "strongest"
 LOST = f"{HIDE} and are not shown to hide from the informed one, who sees more"
 PICTURES = 4  # truths of a row
+MOST_NETWORKS, MOST_ROWS, MOST_LINES = 6, 60, 12  # of a page, of a heat map, of a cell
 SHOWN = ("inversion", "strongest", "active")  # columns with pictures
 
 
@@ -140,13 +141,13 @@ class MatrixCell:
     def reasons(self) -> list[str]:
         """The reasons of seeds without a measurement."""
         texts = (f"{row.note} (said by {row.extra.get('by')})" for row in self.rows if row.metric == REFUSED)
-        return list(dict.fromkeys(texts)) if not self.measure else []
+        return list(dict.fromkeys(texts))[:MOST_LINES] if not self.measure else []
 
     @property
     def marks(self) -> list[str]:
         """The attackers that were not met, or the place of an attack outside the ground."""
         notes = (row.extra.get(name) for row in self.rows for name in ("unmet", "outside"))
-        return list(dict.fromkeys(str(note) for note in notes if note))
+        return list(dict.fromkeys(str(note) for note in notes if note))[:MOST_LINES]
 
     @property
     def unmet(self) -> bool:
@@ -156,12 +157,13 @@ class MatrixCell:
     def list_rows(self) -> list[tuple[str, str, str]]:
         """Return a line for each attack: its name, its mean, and its values by seed with other scores."""
         lines = []
-        for attack, measure in self.by_attack.items():
+        for attack, measure in list(self.by_attack.items())[:MOST_LINES]:
             average = mean(measure)
             assert average is not None
             interval = self.column.format_interval(average)
             same = {row.seed: row for row in self.rows if row.metric == CELL and row.attack == attack}
-            numbers = [f"{self.column.format(measure[x])} (seed {x}{_describe(same[x])})" for x in sorted(same)]
+            seeds = sorted(same)[:MOST_LINES]
+            numbers = [f"{self.column.format(measure[x])} (seed {x}{_describe(same[x])})" for x in seeds]
             text = f"{self.column.format(average)}{f' [{interval}]' if interval else ''}"
             lines.append((attack or "", text, ", ".join(numbers)))
         return lines
@@ -170,7 +172,7 @@ class MatrixCell:
 def _describe(row: Row) -> str:
     """Return the other scores of a measurement in words."""
     words = {"recognisable": "recognisable", "tpr": "TPR at 1 % FPR"}
-    known = {name: value for name in words if (value := row.extra.get(name)) is not None}
+    known = {name: value for name in words if isinstance(value := row.extra.get(name), float)}
     return "".join(f", {words[name]} {100 * value:.0f} %" for name, value in known.items())
 
 
@@ -225,10 +227,11 @@ def build_heatmaps(rows: Iterable[Row]) -> list[Heatmap]:
     """Return the matrix of each network; rows of several runs are joined, a repeated one counts once."""
     kept = [row for row in rows if is_cell(row)]
     maps = []
-    for network, same in group_by(kept, lambda row: row.model).items():
+    for network, same in list(group_by(kept, lambda row: row.model).items())[:MOST_NETWORKS]:
         groups: dict[str, list[MatrixRow]] = {}
-        for (group, name), cells in group_by(same, lambda row: (row.extra["acts_on"], row.extra["row"])).items():
-            by_column = group_by(cells, lambda row: row.extra["column"])
+        named = group_by(same, lambda row: (str(row.extra.get("acts_on")), str(row.extra.get("row"))))
+        for (group, name), cells in list(named.items())[:MOST_ROWS]:
+            by_column = group_by(cells, lambda row: row.extra.get("column"))
             built = {key: MatrixCell(BY_KEY[key], by_column[key]) for key in BY_KEY if key in by_column}
             groups.setdefault(group, []).append(MatrixRow(name, group, network, built))
         maps.append(Heatmap(network, groups))
@@ -307,7 +310,7 @@ def build_strips(row: MatrixRow, figures: Sequence[Labels]) -> list[PictureStrip
         return []
     first = next(iter(row.cells.values())).rows[0]
     seed = min(seed for key in shown.values() for seed in row.measure(key))
-    wanted = (row.network, first.defense, first.extra["base_pruning"], seed)
+    wanted = (row.network, first.defense, first.extra.get("base_pruning"), seed)
     drawn = [figure for figure in figures if figure.get("png") and _key(figure) == wanted]
     truths = {_place(figure): figure["png"] for figure in drawn if figure["attack"] is None}
     strips = [PictureStrip("truth", list(truths.values())[:PICTURES])] if truths else []
@@ -343,7 +346,8 @@ def list_ground(rows: Iterable[Row]) -> dict[str, str]:
     """Return the common ground in words; a setting in which runs differ has all its values."""
     values: dict[str, list[str]] = {}
     for row in rows:
-        for name, value in row.extra["ground"].items() if row.metric == GROUND else ():
+        ground = row.extra.get("ground") if row.metric == GROUND else None
+        for name, value in ground.items() if isinstance(ground, dict) else ():
             text = ", ".join(map(str, value)) if isinstance(value, list) else f"{value}"
             values.setdefault(name, []).append(text)
     known = {name: " or ".join(dict.fromkeys(texts)) for name, texts in values.items()}
