@@ -36,7 +36,7 @@ WORDS = {SUPPORTED: "reproduced", NOT_SUPPORTED: "not", UNDECIDED: "undecided"}
 OURS = {SUPPORTED: "holds", NOT_SUPPORTED: "does not hold", UNDECIDED: "undecided"}  # of claims that no paper makes
 ORDER = ("reproduced", "partly", "not", "undecided", NOT_RUN)
 STRONG = ("rmia", "lira")  # the strongest attackers on a model's answers
-SIZES = {"examples", "shadows", "experiments", "rounds", "iterations", "targets", "epochs", "users", "clients"}
+PARTS = ("steps", "defenses", "adaptive", "bases", "broadcast", "threads", "at_once", "way", "seeds", "pruner")  # reduce nothing
 UNMET = "**"  # marks the attackers that a defense did not meet
 
 
@@ -51,7 +51,7 @@ class Line:
     setting: str = ""
     attacker: str = ""
     verdict: str = NOT_RUN
-    full: bool = True  # at the paper's scale
+    full: bool = True  # at the paper's scale, not reduced
     counts: bool = True  # False: no claim of the paper, or no result
     hides: bool = False  # a claim that a defense hides something
     met: bool = True  # the defense met its strongest attacker, and the claim stands against that one
@@ -97,31 +97,26 @@ def measure_archives() -> Iterator[Measurement]:
                 rows = [row for row in archive.rows if title in ("", row.dataset, f"{row.model} on {row.dataset}")]
                 data = tuple(dict.fromkeys(row.dataset for row in rows))
                 setting = f"{describe(archive, rows)}; [rows](rows/{path.name})"
-                full = is_full(archive, rows)
+                thin = any(re.search(r"-w\d+", row.model) for row in rows)  # a network of less width than the paper's
+                full = archive.scale == "full" and not (thin or differences(archive))
                 yield Measurement(name, data, findings, setting, describe_attackers(rows), full, kept=True)
-
-
-def is_full(archive: Archive, rows: list[Row]) -> bool:
-    """Return True if the runs ended and had the paper's sizes: no fewer rows or models, no thinner network."""
-    changed = {change.partition("=")[0] for change in list_changes(archive)}
-    thin = any(re.search(r"-w\d+", row.model) for row in rows)
-    return archive.scale == "full" and not (thin or changed & SIZES or "unfinished" in archive.provenance)
-
-
-def list_changes(archive: Archive) -> list[str]:
-    """Return the settings that the commands of an archive changed, each once."""
-    words = archive.provenance.get("command", "").replace("--set=", "--set ").split()
-    return list(dict.fromkeys(after for word, after in pairwise(words) if word == "--set"))
 
 
 def describe(archive: Archive, rows: list[Row]) -> str:
     """Return seeds, scale, networks and data sets of rows, and how the run differs from the paper's."""
     seeds = len({row.seed for row in rows})
     where = f"{', '.join(dict.fromkeys(row.model for row in rows))} on {', '.join({row.dataset: 0 for row in rows})}"
-    differs = archive.provenance.get("differs") or ", ".join(list_changes(archive))
-    parts = [f"{seeds} seed{'s' if seeds != 1 else ''}", archive.scale, where, differs]
+    parts = [f"{seeds} seed{'s' if seeds != 1 else ''}", archive.scale, where, differences(archive)]
     parts.append(archive.provenance.get("unfinished"))
     return "; ".join(filter(None, parts))
+
+
+def differences(archive: Archive) -> str:
+    """Return how a run differs from the paper's: as its provenance says, or else the settings that were changed."""
+    words = str(archive.provenance.get("command", "")).replace("--set=", "--set ").split()
+    changes = [after for word, after in pairwise(words) if word == "--set"]
+    changed = [text for text in dict.fromkeys(changes) if text.partition("=")[0] not in PARTS]
+    return str(archive.provenance.get("differs") or ", ".join(changed))
 
 
 def describe_attackers(rows: list[Row]) -> str:
@@ -160,7 +155,7 @@ def measure_others(replaced: set[tuple[str, str]]) -> Iterator[Measurement]:
             seeds = len(entry["seeds"])
             parts = [f"{seeds} seed{'s' if seeds != 1 else ''}", entry["scale"], entry["setting"]]
             where = f"rows not kept; measured at {entry['commit']} on {entry['machine']}"
-            full = entry["scale"] == "full"
+            full = entry["scale"] == "full" and not entry.get("reduced", False)
             setting = "; ".join([*filter(None, parts), where])
             yield Measurement(study, (entry["data"],), findings, setting, entry["attacker"], full, kept=False)
 
@@ -172,7 +167,7 @@ def _as_list(cases: Any) -> list[Any]:
 def _judge_entry(study: str, key: str, case: Mapping[str, Any]) -> Finding:
     """Judge what was written down of a claim: an estimate with its interval, or counts of cases."""
     rules = rules_of(study, key)
-    text = rules["claim"].format_map(Blank(case.get("words", {})))
+    text = case.get("claim") or rules["claim"].format_map(Blank(case.get("words", {})))
     unit = case.get("unit", rules.get("unit", "points")).format_map(Blank())
     if "estimate" in case:
         value, low, high = (float(end) for end in (case["estimate"] + [float("-inf"), float("inf")])[:3])
@@ -211,9 +206,10 @@ def lines_of(package: str, paper: Mapping[str, Any], measurements: list[Measurem
             yield Line(title, item["about"], verdict=item.get("verdict", "no result"), counts="verdict" in item)
             continue
         here = [measured for measured in measurements if measured.study == item["study"]]
+        counts = not item["item"].startswith("not in the paper")
         for key, number in item["claims"].items():
-            paper_says = fill(number, printed)
-            yield from (replace(line, item=title) for line in _claim_lines(item, key, paper_says, here))
+            for line in _claim_lines(item, key, fill(number, printed), here):
+                yield replace(line, item=title, counts=counts and line.counts)
         known = {data for measured in here for data in measured.data}
         for data, name in item.get("missing", {}).items():
             if data not in known:
@@ -292,12 +288,12 @@ def make_page() -> str:
     for package, (items, claims) in counts.items():
         title = papers[package]["title"]
         body.append([f"[{title}](#{title.lower().replace(' ', '-')})", str(items.total())])
-        body[-1] += [str(items[word]) for word in ORDER] + [f"{claims['reproduced']} of {claims.total()}"]
+        body[-1] += [str(items[word]) for word in ORDER] + _count_claims(claims)
     total = sum((items for items, _ in counts.values()), Counter())
     claimed = sum((claims for _, claims in counts.values()), Counter())
     body.append(["**all four**", str(total.total()), *(str(total[word]) for word in ORDER)])
-    body[-1].append(f"{claimed['reproduced']} of {claimed.total()}")
-    parts.append(grid(["paper", "figures and tables", *ORDER, "claims reproduced"], body))
+    body[-1] += _count_claims(claimed)
+    parts.append(grid(["paper", "figures and tables", *ORDER, "claims reproduced", "claims in part"], body))
     hiding = [line for some in lines.values() for line in some if line.hides and line.verdict == "reproduced"]
     parts.append(
         f"{len(hiding)} of the reproduced claims say that a defense hides something. "
@@ -310,6 +306,10 @@ def make_page() -> str:
     return "\n\n".join(parts) + "\n"
 
 
+def _count_claims(claims: Counter[str]) -> list[str]:
+    return [f"{claims['reproduced']} of {claims.total()}", str(claims["partly"])]
+
+
 def _cells(lines: list[Line]) -> list[list[str]]:
     """Return the cells of lines; what a cell repeats from the line above is left out."""
     body, before = [], Line("", "")
@@ -317,12 +317,14 @@ def _cells(lines: list[Line]) -> list[list[str]]:
         item = line.item if line.item != before.item else ""
         same = line.setting == before.setting and line.setting != ""
         setting, attacker = ("as above", "as above") if same else (line.setting, line.attacker)
-        caveats = [] if line.full or line.verdict == NOT_RUN else ["not at full scale"]
+        caveats = [] if line.full or line.verdict == NOT_RUN else ["reduced"]
         caveats += (
             ["by the paper's attackers only"] if line.hides and not line.met and line.verdict == "reproduced" else []
         )
         verdict = ", ".join([line.verdict, *caveats])
-        body.append([item, line.claim, line.paper, line.ours, setting, attacker, verdict])
+        again = not item and line.claim == before.claim
+        claim, paper = ("as above", "") if again else (line.claim, line.paper)
+        body.append([item, claim, paper, line.ours, setting, attacker, verdict])
         before = line
     return body
 

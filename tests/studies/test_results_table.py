@@ -72,16 +72,13 @@ def test_an_archive_fills_its_lines_and_replaces_what_had_no_rows(table, folder)
     before = line_of(table.make_page(), close)
     assert "rows not kept; measured at abc1234 on a server" in before and before.endswith("| not |")
     rows = [*audited("none", 0.0, 0.60), *audited("l1-unstructured", 0.5, 0.61)]
-    command = "secateur reproduce samia-fig6 --scale full --set pruner=l1-unstructured"
+    command = "secateur reproduce samia-fig6 --scale full --set shadows=1"
     write_archive(
         folder / "rows" / "fig6.jsonl.xz", rows, {"studies": ["samia-fig6"], "scale": "full", "command": command}
     )
     after = line_of(table.make_page(), close)
-    assert "l1-unstructured 0.5: +1.0 points" in after and "| reproduced |" in after
-    assert (
-        "3 seeds; full; mlp on location; pruner=l1-unstructured; [rows](rows/fig6.jsonl.xz)" in after
-        and "abc1234" not in after
-    )
+    assert "l1-unstructured 0.5: +1.0 points" in after and "| reproduced, reduced |" in after
+    assert "3 seeds; full; mlp on location; shadows=1; [rows](rows/fig6.jsonl.xz)" in after and "abc1234" not in after
     assert table.main(["--check"]) == 1 and table.main([]) == 0 and table.main(["--check"]) == 0
 
 
