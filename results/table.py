@@ -36,7 +36,8 @@ WORDS = {SUPPORTED: "reproduced", NOT_SUPPORTED: "not", UNDECIDED: "undecided"}
 OURS = {SUPPORTED: "holds", NOT_SUPPORTED: "does not hold", UNDECIDED: "undecided"}  # of claims that no paper makes
 ORDER = ("reproduced", "partly", "not", "undecided", NOT_RUN)
 STRONG = ("rmia", "lira")  # the strongest attackers on a model's answers
-PARTS = ("steps", "defenses", "adaptive", "bases", "broadcast", "threads", "at_once", "way", "seeds", "pruner")  # reduce nothing
+# settings that select parts of a study and reduce nothing
+PARTS = ("steps", "defenses", "adaptive", "bases", "broadcast", "threads", "at_once", "way", "seeds", "pruner")
 UNMET = "**"  # marks the attackers that a defense did not meet
 
 

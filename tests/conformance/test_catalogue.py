@@ -76,7 +76,7 @@ def test_a_name_belongs_to_one_file():
 
 def test_adding_a_file_adds_a_method_everywhere(tmp_path):
     source = Path(secateur.__file__).parent
-    shutil.copytree(source, tmp_path / "secateur", ignore=shutil.ignore_patterns("__pycache__"))
+    shutil.copytree(source, tmp_path / "secateur")  # with its compiled modules
     (tmp_path / "secateur" / "pruning" / "mine.py").write_text(NEW)
     commands = ["list", "pruners", "--json"], ["audit", "--pruner", "mine:tase=1"]
     code = f"import sys; from secateur.cli import main; sys.exit([main(command) for command in {commands}][1])"

@@ -1,7 +1,11 @@
+import json
+import logging
+
 import numpy as np
 import pytest
 import torch
 
+from secateur.cli import main
 from secateur.data.load import load
 from secateur.errors import WrongInput
 
@@ -206,14 +210,11 @@ def test_nothing_is_told_of_data_without_published_checksums(tmp_path, caplog):
     assert not caplog.messages
 
 
-def test_the_warning_goes_to_standard_error_and_json_stays_clean(tmp_path):
-    import json
-    import subprocess
-    import sys
-
+def test_the_warning_goes_to_standard_error_and_json_stays_clean(tmp_path, capsys, monkeypatch):
+    monkeypatch.setattr(logging.getLogger(), "handlers", [])  # those of pytest
     small = ["--model", "mlp", "--set", "train.epochs=1", "--set", "finetune.epochs=1", "--json"]
-    out = ["--data", "mnist", "--data-folder", small_mnist(tmp_path), "--out", tmp_path / "m.safetensors"]
-    done = subprocess.run([sys.executable, "-m", "secateur", "prune", *small, *out], capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
-    assert isinstance(json.loads(done.stdout), list)
-    assert sum("not the published ones" in line for line in done.stderr.splitlines()) == 1
+    out = ["--data", "mnist", "--data-folder", str(small_mnist(tmp_path)), "--out", str(tmp_path / "m.safetensors")]
+    assert main(["prune", *small, *out]) == 0
+    printed = capsys.readouterr()
+    assert isinstance(json.loads(printed.out), list)
+    assert sum("not the published ones" in line for line in printed.err.splitlines()) == 1

@@ -50,5 +50,6 @@ def test_the_sent_model_is_never_changed_and_no_byte_is_of_a_withheld_weight(bas
         updates = [update for _, _, update in fed._updates(number, fed.sampler(number), {})]
         assert len(updates) == 5 and all(torch.equal(value, before[name]) for name, value in tensors.items())
         withheld += sum(carried(update, fed) for update in updates)
-        fed.run_round(number)
+        if number < 3:
+            fed.run_round(number)
     assert (withheld > 0) == (rule not in UPLOADS)

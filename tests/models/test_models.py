@@ -182,10 +182,14 @@ def test_the_stem_pool_halves_the_sides(name, side):
         assert stem(torch.empty(2, 3, 32, 32)).shape == (2, 64, side, side)
 
 
-def test_flat_size_leaves_statistics_alone():
-    norm = nn.BatchNorm2d(3)
-    assert flat_size(norm, (3, 4, 5)) == 60
-    assert norm.num_batches_tracked.item() == 0
+@pytest.mark.parametrize("name", ["digits-cnn", "lenet-zhu", "cnn6", "conv-1", "conv-6", "vgg-4", "vgg16-bn"])
+@pytest.mark.parametrize("input_shape", [(1, 32, 32), (3, 33, 45)])
+def test_the_head_takes_what_the_features_put_out(name, input_shape):
+    """`flat_size` computes sides by arithmetic; a forward pass without values is its reference."""
+    with torch.device("meta"):
+        net = find("model", name)(input_shape=input_shape).eval()
+        flat = next(index for index, layer in enumerate(net) if isinstance(layer, nn.Flatten))
+        assert net[: flat + 1](torch.empty(1, *input_shape)).shape[1] == flat_size(net[:flat], input_shape)
 
 
 def test_lenet_is_drawn_from_the_wide_uniform():

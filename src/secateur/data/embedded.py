@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from functools import cache
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -17,13 +19,20 @@ def digits(folder: Path | None = None, download: bool = True) -> Dataset:
     No folder and no download are needed. Pixels 0..16 are scaled to [0, 1], then normalised by mean .3053 and deviation
     .3760.
     """
+    mean, std = 0.3053, 0.3760
+    images, digit = _read_digits()
+    inputs = (torch.tensor(images, dtype=torch.float32).unsqueeze(1) / 16 - mean) / std
+    labels = torch.tensor(digit, dtype=torch.int64)
+    return Dataset("digits", inputs, labels, 10, len(labels), mean=(mean,), std=(std,), verified=True)
+
+
+@cache
+def _read_digits() -> tuple[Any, Any]:
+    """Return the pixels and labels, parsed once a process from scikit-learn's text file."""
     from sklearn.datasets import load_digits
 
-    mean, std = 0.3053, 0.3760
     loaded = load_digits()
-    inputs = (torch.tensor(loaded.images, dtype=torch.float32).unsqueeze(1) / 16 - mean) / std
-    labels = torch.tensor(loaded.target, dtype=torch.int64)
-    return Dataset("digits", inputs, labels, 10, len(labels), mean=(mean,), std=(std,), verified=True)
+    return loaded.images, loaded.target
 
 
 @method("dataset", "breast_cancer", "-", classes=2, input_shape=(30,), source="embedded")

@@ -60,7 +60,8 @@ class Sampler:
         if drawn > DRAWN:
             problem = f"{local.steps} steps of {local.batch_size} rows are too many for one turn"
             raise WrongInput("local_steps", f"{problem}; steps times batch_size must be at most {DRAWN}")
-        self._at_once = max(1, min(AHEAD, TURNS // per_round, DRAWN // (drawn * per_round)))
+        ahead = max(1, min(AHEAD, TURNS // per_round, DRAWN // (drawn * per_round)))
+        self._at_once = ahead if self.device.type == "cuda" else 1  # only a GPU gains by one copy of many rounds
         self._ahead: dict[int, SampledClients] = {}
 
     def __call__(self, number: int) -> SampledClients:

@@ -75,12 +75,12 @@ def mean_of(values: Sequence[float]) -> Estimate:
     if n == 1:
         return Estimate(centre, -INFINITE, INFINITE)
     variance = math.fsum((value - centre) ** 2 for value in values) / (n - 1)
-    radius = _student_quantile(n - 1) * math.sqrt(variance / n)
+    radius = student_quantile(n - 1) * math.sqrt(variance / n)
     return Estimate(centre, centre - radius, centre + radius)
 
 
 @functools.cache
-def _student_quantile(degrees: int) -> float:
+def student_quantile(degrees: int) -> float:
     """Return the 97.5 % quantile of Student's distribution, as scipy.stats.t.ppf computes it."""
     from scipy.special import stdtrit  # a page has many means, and scipy.stats takes seconds to import
 

@@ -17,8 +17,8 @@ from torch.nn.utils.rnn import pad_sequence
 from secateur.errors import WrongInput
 from secateur.interfaces import Params
 from secateur.metrics.cw_ssim import cw_ssim
+from secateur.metrics.estimates import Estimate, student_quantile
 from secateur.metrics.lpips import ABSENT, lpips
-from secateur.metrics.membership import Estimate
 from secateur.metrics.nmi import nmi
 from secateur.metrics.pictures import to_float64
 
@@ -204,6 +204,8 @@ def _summary(value: Tensor, drawn: Tensor, sizes: Sequence[int], bounds: tuple[f
     if len(sizes) > 1 and max(sizes) > 1:
         note = f"interval over the {len(sizes)} targets, each with all its pictures"
     rows = pad_sequence(list(torch.split(value, list(sizes))), True, math.nan)  # (targets, pictures)
+    if len(sizes) == 1:
+        drawn = drawn[:1]  # all resamples of one target are alike
     resamples = rows[drawn].flatten(1)  # (resamples, targets * pictures)
 
     def estimate(exact: Tensor, resampled: Tensor, note: str | None = note) -> Estimate:
@@ -228,12 +230,10 @@ def _student(value: Tensor, sizes: Sequence[int], mean: Estimate, bounds: tuple[
 
     The interval comes from the deviation of each target's sum from its expectation.
     """
-    from scipy.stats import t
-
     deviations = [float(part.sum()) - mean.value * len(part) for part in torch.split(value, list(sizes))]
     n = len(deviations)
     error = math.sqrt(n / (n - 1) * math.fsum(deviation * deviation for deviation in deviations)) / value.numel()
-    radius = float(t.ppf(0.975, n - 1)) * error
+    radius = student_quantile(n - 1) * error
     return mean._replace(low=max(mean.value - radius, bounds[0]), high=min(mean.value + radius, bounds[1]))
 
 

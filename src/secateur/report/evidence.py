@@ -15,6 +15,7 @@ import tempfile
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from datetime import date, datetime
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -215,14 +216,8 @@ def render_model_card(pack: EvidencePack) -> str:
 
 def render_html(pack: EvidencePack, figures: Sequence[dict[str, Any]] = ()) -> str:
     """Return the pack as one page for a printer, with the ROC curves of the audited models as SVG."""
-    import jinja2
-
-    environment = jinja2.Environment(
-        loader=jinja2.PackageLoader("secateur", "report"), autoescape=True, undefined=jinja2.StrictUndefined
-    )
-    environment.filters["plain"] = _format_plain
     curves = [figure for figure in figures if figure.get("kind") == "roc" and figure.get("pruner") != "none"]
-    return environment.get_template("evidence.html.j2").render(
+    return _evidence_template().render(
         pack=pack,
         head=HEAD,
         worst=_build_cells(pack.worst),
@@ -230,6 +225,17 @@ def render_html(pack: EvidencePack, figures: Sequence[dict[str, Any]] = ()) -> s
         groups=_build_cells(pack.groups),
         curves=[(figure["attack"], _points(figure)) for figure in curves[:6]],
     )
+
+
+@cache
+def _evidence_template() -> Any:
+    import jinja2
+
+    environment = jinja2.Environment(
+        loader=jinja2.PackageLoader("secateur", "report"), autoescape=True, undefined=jinja2.StrictUndefined
+    )
+    environment.filters["plain"] = _format_plain
+    return environment.get_template("evidence.html.j2")
 
 
 def _list_decided(checks: Sequence[Check]) -> list[Decided]:

@@ -7,8 +7,9 @@ import json
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from functools import cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from secateur.config import read_limits
 from secateur.errors import WrongInput
@@ -36,9 +37,6 @@ from secateur.runs.archive import SUFFIX, is_archive, read_archive
 from secateur.runs.artifacts import SCHEMA, write
 from secateur.runs.folder import check_plain, load_config, load_figures, load_marker, load_rows, read_lines
 from secateur.runs.rows import Row
-
-if TYPE_CHECKING:
-    from jinja2 import Environment
 
 MOST_VERDICTS = 30  # that the page shows; more are counted
 MOST_RUNS = 50  # whose configuration the page shows
@@ -164,9 +162,8 @@ def check_limits(sources: Sequence[Source]) -> list[Check] | None:
 
 def render(sources: Sequence[Source], limits: Sequence[Check] | None = None) -> str:
     """Return the page's HTML; `limits` are the checks of the runs' limits, None if no limit is set."""
-    environment = _build_environment()
     if any(matrix.is_cell(row) for source in sources for row in source.rows):
-        return _render_matrix(environment, sources)
+        return _render_matrix(sources)
     rows, figures = _join_sources(sources)
     parts = [_build_audit, _build_federations, _build_submodels, _build_updates, _build_defenses]
     built = [build(rows, figures) for build in parts]
@@ -174,7 +171,7 @@ def render(sources: Sequence[Source], limits: Sequence[Check] | None = None) -> 
     tables = {name: table for part in built for name, table in part["tables"].items()}
     views = {name: draw_views(choices, _keep) for part in built for name, choices in part["views"].items()}
     notes = dict.fromkeys(note for table in tables.values() for note in table.notes)
-    return environment.get_template("page.html.j2").render(
+    return _load_template("page.html.j2").render(
         schema=SCHEMA,
         headline=build_headline(values.pop("audited"), limits),
         limited=limits is not None,
@@ -194,7 +191,9 @@ def render(sources: Sequence[Source], limits: Sequence[Check] | None = None) -> 
     )
 
 
-def _build_environment() -> Environment:
+@cache
+def _load_template(name: str) -> Any:
+    """Return a page's template, which takes a tenth of a second to compile."""
     import jinja2
 
     environment = jinja2.Environment(
@@ -205,14 +204,14 @@ def _build_environment() -> Environment:
         lstrip_blocks=True,
     )
     environment.policies["json.dumps_kwargs"] = {"separators": (",", ":")}
-    return environment
+    return environment.get_template(name)
 
 
-def _render_matrix(environment: Environment, sources: Sequence[Source]) -> str:
+def _render_matrix(sources: Sequence[Source]) -> str:
     """Return the page of a matrix, whose cells may come from several runs of its parts."""
     rows = [row for source in sources for row in source.rows]
     figures = [figure for source in sources for figure in source.figures]
-    return environment.get_template("matrix.html.j2").render(
+    return _load_template("matrix.html.j2").render(
         schema=SCHEMA,
         sources=sources[:MOST_RUNS],
         unfinished=any(source.environment.get("finished", "") is None for source in sources),
@@ -339,6 +338,7 @@ def _join_sources(sources: Sequence[Source]) -> tuple[list[Row], list[Labels]]:
     return rows, [{**figure, "run": source.name} for source in sources for figure in source.figures]
 
 
+@cache
 def _read_plotly() -> str:
     """Return the source of the plotting library, so that the page needs no network."""
     from plotly.offline import get_plotlyjs

@@ -21,6 +21,7 @@ from secateur.wire import decode, encode
 from tiny_rules import ROWS, Half, Moving, Noisy, Stale, Withhold, bn_net, federation, run
 
 BASES = {"none": {}, "half": {"base": Half()}, "stale": {"base": Stale()}, "moving": {"base": Moving()}}
+BASES["prunefl"] = {"base": PruneFL(every=2, iterations=2)}
 RULES = {
     "plain": {},
     "withhold": {"withholding": Withhold()},
@@ -47,8 +48,9 @@ def near(one, other, atol=1e-10):
 
 @pytest.mark.parametrize("rule", RULES)
 @pytest.mark.parametrize("base", BASES)
-def test_every_rule_comes_to_the_same_model_as_in_process(base, rule):
-    given = BASES[base] | RULES[rule]
+def test_every_rule_comes_to_the_same_model_and_bytes_as_in_process(base, rule):
+    """In process one update of each kind is encoded, of the others values are counted: their positions cost as much."""
+    given = BASES[base] | RULES[rule] | {"per_round": 3 if base == "half" else 5}
     if base == "moving" and ("upload" in given or given.get("method") == "fedsgd"):
         with pytest.raises(WrongInput, match="choose masks for weights"):
             made(**given)
@@ -64,6 +66,12 @@ def test_every_rule_comes_to_the_same_model_as_in_process(base, rule):
     ]
     assert [each[:2] for each in pairs[0]] == [each[:2] for each in pairs[1]]
     assert [each[2] for each in pairs[0]] == pytest.approx([each[2] for each in pairs[1]], abs=1e-9)
+    if base == "half":
+        return  # three of five clients take part: their bytes are not compared
+    assert here.ledger.traffic.up == pytest.approx(there.ledger.traffic.up, rel=0.03)
+    if rule == "plain" and base in ("none", "prunefl"):
+        assert here.ledger.traffic.up == there.ledger.traffic.up
+        assert here.ledger.traffic.down == there.ledger.traffic.down
 
 
 @pytest.mark.parametrize("squares", ["all", "shared"])
@@ -192,22 +200,6 @@ def test_bytes_are_those_of_the_messages():
     assert len(set(down)) == 1 and all(each > 0 for each in up)
     dense = sum(value.numel() * 8 for value in here.server.weights.values())
     assert up[0] < 2 * dense  # half of the weights, in two rounds, and tables
-
-
-@pytest.mark.parametrize("rule", RULES)
-@pytest.mark.parametrize("base", ["none", "stale", "moving", "prunefl"])
-def test_bytes_in_process_are_those_over_flower(base, rule):
-    """In process one update of each kind is encoded, of the others values are counted: their positions cost as much."""
-    given = (BASES | {"prunefl": {"base": PruneFL(every=2, iterations=2)}})[base] | RULES[rule]
-    if base == "moving" and ("upload" in given or given.get("method") == "fedsgd"):
-        return  # refused, as above
-    here = made(**given, per_round=5)
-    there, _ = over_flower(here)
-    run(here), run(there)
-    assert here.ledger.traffic.up == pytest.approx(there.ledger.traffic.up, rel=0.03)
-    if rule == "plain" and base in ("none", "prunefl"):
-        assert here.ledger.traffic.up == there.ledger.traffic.up
-        assert here.ledger.traffic.down == there.ledger.traffic.down
 
 
 @pytest.mark.parametrize("execution", ["sequential", "stacked"])

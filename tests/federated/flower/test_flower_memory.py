@@ -59,11 +59,14 @@ def test_peak_memory_does_not_grow_with_the_clients_of_a_round():
 def test_rounds_of_many_clients_are_drawn_one_at_a_time(monkeypatch):
     """64 rounds ahead of a thousand clients were 90 MiB, and seconds for every message to a deployed client."""
     given = [torch.arange(5)] * 600, 600, LocalTraining(steps=2, batch_size=3), 0
-    few = sampling.Sampler(*given)
+    monkeypatch.setattr(sampling.Sampler, "_move_rows", lambda self, drawn: drawn)
+    few = sampling.Sampler(*given, device="cuda")
     rounds = [few(number) for number in (1, 2)]
-    assert len(few._ahead) == 1 and len(sampling.Sampler(given[0], 10, given[2], 0)(1).clients) == 10
+    assert len(few._ahead) == 1
+    local = sampling.Sampler(*given[:1], 10, *given[2:])
+    assert len(local(1).clients) == 10 and len(local._ahead) == 1  # a CPU draws no round ahead
     monkeypatch.setattr(sampling, "TURNS", 10**6)
-    many = sampling.Sampler(*given)
+    many = sampling.Sampler(*given, device="cuda")
     assert all(torch.equal(torch.stack(one.rows), torch.stack(many(n).rows)) for n, one in enumerate(rounds, 1))
     assert len(many._ahead) == sampling.AHEAD
 
