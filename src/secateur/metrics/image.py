@@ -17,8 +17,9 @@ from torch.nn.utils.rnn import pad_sequence
 from secateur.errors import WrongInput
 from secateur.interfaces import Params
 from secateur.metrics.cw_ssim import cw_ssim
-from secateur.metrics.estimates import Estimate, student_quantile
+from secateur.metrics.estimates import student_quantile
 from secateur.metrics.lpips import ABSENT, lpips
+from secateur.metrics.membership import Estimate
 from secateur.metrics.nmi import nmi
 from secateur.metrics.pictures import to_float64
 

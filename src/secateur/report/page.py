@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from secateur.config import read_limits
 from secateur.errors import WrongInput
@@ -37,6 +37,9 @@ from secateur.runs.archive import SUFFIX, is_archive, read_archive
 from secateur.runs.artifacts import SCHEMA, write
 from secateur.runs.folder import check_plain, load_config, load_figures, load_marker, load_rows, read_lines
 from secateur.runs.rows import Row
+
+if TYPE_CHECKING:
+    from jinja2 import Template
 
 MOST_VERDICTS = 30  # that the page shows; more are counted
 MOST_RUNS = 50  # whose configuration the page shows
@@ -192,7 +195,7 @@ def render(sources: Sequence[Source], limits: Sequence[Check] | None = None) -> 
 
 
 @cache
-def _load_template(name: str) -> Any:
+def _load_template(name: str) -> Template:
     """Return a page's template, which takes a tenth of a second to compile."""
     import jinja2
 

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
@@ -49,7 +49,7 @@ def mode_of(adaptive: str, follows: bool = False, rounds: int = 1, magnitudes: b
 
 def mode_of_attack(attack: object) -> str:
     """Return the mode of a mounted attack."""
-    defaults = {"adaptive": PLAIN, "follows": False, "rounds": 1, "magnitudes": False}
+    defaults: dict[str, Any] = {"adaptive": PLAIN, "follows": False, "rounds": 1, "magnitudes": False}
     return mode_of(**{name: getattr(attack, name, default) for name, default in defaults.items()})
 
 

@@ -316,7 +316,7 @@ def _best(results: AuditResults, pruner: str, defense: str) -> VictimKey:
     return min(known, key=lambda scored: scored[0])[1] if known else _basic(results, pruner)
 
 
-def _measured(results: AuditResults, pruner: str) -> set[str]:
+def _list_measured(results: AuditResults, pruner: str) -> set[str]:
     """Return the defenses whose pruned models the attack has met."""
     attacked = (x for x in results.pruned if x.pruner == pruner and results.mean(x, *ATTACK) is not None)
     return {name_of(model.defense) for model in attacked}
@@ -348,7 +348,7 @@ def _rivals(
     metric: str = "attack_accuracy",
 ) -> Cases:
     """Return, per pruner, the attack's measure on the rival defense, or on Basic, minus that on the defense."""
-    measured = {pruner: _measured(results, pruner) for pruner in pruners if pruner in _pruners(results)}
+    measured = {pruner: _list_measured(results, pruner) for pruner in pruners if pruner in _pruners(results)}
     return {
         pruner: _less(results, _best(results, pruner, rival), _best(results, pruner, defense), metric)
         for pruner, names in measured.items()
