@@ -16,6 +16,7 @@ from secateur.runs.rows import select_comparable
 
 TINY = ["federate", "--model", "digits-cnn", "--rounds", "3", "--clients", "5", "--batch-size", "16"]
 TINY += ["--set", "examples=200", "--evaluate-every", "2", "--partition", "iid"]
+STEP = ["--submodels", "mapp-fl", "--local-steps", "1", "--set", "batch_size=2"]
 FLAGS = ["--submodels", "mapp-fl,none,local", "--large-clients", "1", "--attack", "none"]
 
 
@@ -106,7 +107,10 @@ def test_clients_of_many_writers():
         (["--submodels", "heterofl", "--client-widths", "1.5"], "client_widths: 1.5 is not allowed"),
         (["--large-clients", "3"], "submodels: must be set with large_clients"),
         (["--submodels", "mapp-fl", "--base-pruning", "snip"], "base_pruning: cannot be combined with submodels"),
-        (["--submodels", "mapp-fl", "--local-steps", "2"], "cannot be combined with submodels; use local_epochs"),
+        (
+            ["--submodels", "mapp-fl", "--local-steps", "2", "--local-epochs", "2"],
+            "cannot be combined with local_epochs",
+        ),
         (["--submodels", "mapp-fl", "--membership", "yeom"], "cannot be combined with submodels; use attack"),
         (
             ["--submodels", "mapp-fl", "--advise", "--attack", "yeom,lira"],
@@ -116,10 +120,16 @@ def test_clients_of_many_writers():
         (["--submodels", "mapp-fl", "--averaging", "coverage"], "averaging"),
         (["--submodels", "map-fl"], "submodels: 'map-fl' is not known; did you mean 'mapp-fl'"),
         (["--submodels", "heterofl", "--set", "examples=300"], "has 1, and needs 2 rows for BatchNorm"),
-        (["--submodels", "mapp-fl", "--attack-clients", "2"], "attack_clients: cannot be combined with submodels"),
-        (["--submodels", "mapp-fl", "--attack-every", "5"], "attack_every: cannot be combined with submodels"),
-        (["--submodels", "mapp-fl", "--attack-at", "5"], "attack_at: cannot be combined with submodels"),
-        (["--submodels", "mapp-fl", "--labels", "oracle"], "labels: cannot be combined with submodels"),
+        (["--submodels", "mapp-fl", "--attack-clients", "2"], "attack_clients: is of inversion attacks"),
+        (["--submodels", "mapp-fl", "--attack-every", "5"], "attack_every: is of inversion attacks"),
+        (["--submodels", "mapp-fl", "--attack-at", "5"], "attack_at: is of inversion attacks"),
+        (["--submodels", "mapp-fl", "--labels", "oracle"], "labels: is of inversion attacks"),
+        (["--submodels", "mapp-fl", "--attack", "ig"], "too many to reconstruct; use local_steps"),
+        ([*STEP, "--attack", "rob"], "rob sends another model"),
+        ([*STEP, "--attack", "sgi:follows=true"], "leave follows out"),
+        ([*STEP, "--attack", "sgi:magnitudes=true"], "clients send none"),
+        ([*STEP, "--attack", "ig", "--attack-clients", "99,"], "client 99 is not allowed"),
+        ([*STEP, "--attack", "ig", "--advise"], "advise needs one"),
         (["--submodels", ","], "submodels: is empty; use rules such as mapp-fl"),
         (["--submodels", "mapp-fl,none", "--advise"], "advise: none has no models of other sizes to attack"),
         (["--submodels", "heterofl", "--advise", "--client-widths", ".5,.01"], "leaves the layer 0 without channels"),
@@ -166,3 +176,21 @@ def test_from_python():
     assert None in rounds and len(seen) == 5 and "0.weight" in made.state and rounds == pytest.approx(attacked)
     with pytest.raises(WrongInput, match="base_pruning"):
         secateur.federate(tiny.net(dtype=None), train, submodels="mapp-fl", base_pruning="snip")
+
+
+def test_updates_of_sub_models_are_attacked_on_the_clients_network(tmp_path, capsys):
+    flags = [*TINY, *STEP, "--model", "lenet-zhu", "--attack", "ig:adaptive=reapply:tv=0,yeom", "--iterations", "3"]
+    flags += ["--set", "clients=3", "--set", "rounds=2", "--attack-at", "1,2", "--attack-clients", "2"]
+    assert main([*flags, "--large-clients", "1", "--out", str(tmp_path / "run")]) == 0
+    rows = load_rows(tmp_path / "run")
+    psnr = [row for row in rows if row.metric == "psnr"]
+    assert [(row.extra["round"], row.extra["client"], row.extra["rate"]) for row in psnr] == [
+        *((number, client, rate) for number in (1, 2) for client, rate in ((0, 1.0), (1, 0.5)))
+    ]
+    assert {row.extra["update"] for row in psnr} == {"weights after 1 step of Adam"} and psnr[0].extra[
+        "batch_size"
+    ] == 2
+    assert "its sub-model" in psnr[1].extra["knows"] and psnr[0].extra["parameters"] > 2 * psnr[1].extra["parameters"]
+    assert any(row.attack == "yeom" for row in rows)
+    page, said = (tmp_path / "run" / "report.html").read_text(), capsys.readouterr().out
+    assert "Truth and reconstructions" in page and "reapply" in page and "reapply" in said

@@ -1,7 +1,7 @@
 """Run file of `secateur federate`: the fields of every federation, then those of sub-models.
 
 With sub-models, smaller clients train parts of the server's model (mapp_fl). Other defaults apply then, and `attack`
-names membership attacks on the models instead of inversion attacks on the updates.
+names membership attacks on the models too; these become `exposure`.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, Field, model_validator
 
-from secateur.catalogue import Choice, check_attack_kind
+from secateur.catalogue import Choice, check_attack_kind, methods, name_of
 from secateur.config import base
 from secateur.config.base import Common, Fields, field, flag
 from secateur.config.messages import Allowed, yaml_value
@@ -31,11 +31,11 @@ SUBMODEL_DEFAULTS: dict[str, Any] = {  # mapp_fl's setting (Section 5.2)
 SUBMODEL_CLIENTS = 10
 PILOT_ROUNDS = 10
 NOT_WITH_SUBMODELS = (
-    *("method", "local_steps", "momentum", "weight_decay", "loss", "broadcast", "base_pruning", "server_rate"),
-    *("server_momentum", "attack", "membership", "attack_every", "attack_at", "attack_clients", "iterations"),
-    *("labels", "view", "fixed_batches"),
+    *("method", "momentum", "weight_decay", "loss", "broadcast", "base_pruning", "server_rate"),
+    *("server_momentum", "membership", "view", "fixed_batches"),
 )
-INSTEAD = {"membership": "use attack, for example yeom", "local_steps": "use local_epochs"}
+FOR_INVERSION = ("attack_every", "attack_at", "attack_clients", "labels")  # with sub-models
+INSTEAD = {"membership": "use attack, for example yeom"}
 ATTACKED_CLIENTS = "must be how many clients, all, or a list of clients such as [3] or 3,7"
 
 
@@ -114,7 +114,7 @@ class FederationFields(Common):
     attack: Annotated[list[base.OneInversion], *base.ANY] = flag(
         "none",
         "Inversion attacks on updates, such as sgi, gi-priprune (secateur list attacks). "
-        "With --submodels membership attacks on models, such as yeom.",
+        "With --submodels membership attacks on models too, such as yeom.",
         repeat=True,
     )
     membership: Annotated[list[Literal["yeom", "lira"]], BeforeValidator(split_membership)] = flag(
@@ -223,6 +223,11 @@ class Federate(SubmodelFields):
             if name in changed:
                 instead = INSTEAD.get(name, "leave it out")
                 raise WrongInput(name, f"cannot be combined with submodels; {instead}")
+        for name in FOR_INVERSION:
+            if name in changed and not self.attack:
+                raise WrongInput(name, "is of inversion attacks; add one to attack, for example ig, or leave it out")
+        if self.advise and self.attack:
+            raise WrongInput("attack", f"{self.attack[0].name} cannot be combined with advise; use one such as yeom")
 
     def _check_schedule(self, changed: set[str]) -> None:
         """Refuse a schedule of attacks that has no attack, or that contradicts itself."""
@@ -236,14 +241,18 @@ class Federate(SubmodelFields):
 
 
 def _with_submodel_defaults(fields: dict[str, Any]) -> dict[str, Any]:
-    """Return the fields over the paper's values; `attack` becomes `exposure`, by default Yeom's attack.
+    """Return the fields over the paper's values; membership attacks in `attack` become `exposure`, by default Yeom's.
 
     The clients of a writer partition are the writers, so they get no number.
     """
     attack = fields.get("attack")
-    if attack not in (None, []):
-        fields = {key: value for key, value in fields.items() if key != "attack"} | {"exposure": attack}
     defaults = SUBMODEL_DEFAULTS | {"exposure": "yeom"}
+    if attack not in (None, []):
+        names = base.split_unless_none(attack)
+        inversions = [name for name in names if name_of(str(name)) in methods("inversion")]
+        members = [name for name in names if name not in inversions]
+        fields = fields | {"attack": inversions} | ({"exposure": members} if members or not inversions else {})
+        defaults["exposure"] = "none"
     if "local_steps" in fields:
         defaults.pop("local_epochs")
     if not str(fields.get("partition")).startswith("writer"):

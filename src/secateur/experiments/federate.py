@@ -30,7 +30,9 @@ from secateur.experiments.federate_observers import (
     check_observers,
     describe_attacks,
     exposer_of,
+    inverter_of,
     observers_of,
+    orders_of,
 )
 from secateur.experiments.submodel_pilots import check_pilots, run_pilots, sizes_of
 from secateur.federated.attacks.observer import Observer
@@ -44,6 +46,7 @@ from secateur.federated.sampling import sampler_of
 from secateur.federated.spec import FederationSpec, SubmodelSpec
 from secateur.federated.stacked_rounds import room_for
 from secateur.federated.submodels.federation import StackedFederations, SubmodelFederation
+from secateur.federated.submodels.inversion import check_submodel_attacks, check_submodel_orders, submodel_knowledge
 from secateur.federated.submodels.local_baseline import LocalBaseline
 from secateur.federated.submodels.networks import build_narrow, without_statistics
 from secateur.federated.submodels.structure import Structure
@@ -162,6 +165,8 @@ class FederateExperiment:
             options |= {"beside": beside}
             if config.exposure:
                 observers.append(exposer_of(config, data, labels, rows, terms, device, loses=self.link is not None))
+            if config.attacks:
+                observers.append(inverter_of(config, data, labels, rows, terms, net))
         federation = self._engine(seed, method, defense)(net, data, terms, seed, device, observers=observers, **options)
         if isinstance(federation, Federation) and federation.room is not None and federation.room.size:
             print(federation.room, file=sys.stderr)
@@ -239,7 +244,8 @@ def _submodel_steps(config: Federate, data: Dataset, clients: str) -> list[str]:
         tried = sizes_of(config)
         widths = f"each with {', '.join(map(describe_size, tried))} in turn"
         rounds, attacked = f"{len(tried) * config.pilot_draws} pilots of {config.pilot_rounds} rounds", "clients"
-    local = f"{terms.local.epochs} local epoch{'s' * (terms.local.epochs > 1)} of batches of {terms.local.batch_size}"
+    count, unit = (terms.local.steps, "step") if terms.local.steps else (terms.local.epochs, "epoch")
+    local = f"{count} local {unit}{'s' * (count > 1)} of batches of {terms.local.batch_size}"
     crops = "" if terms.local.augment is None else ", pictures cropped and flipped"
     return [
         f"{clients}: {widths}",
@@ -248,6 +254,7 @@ def _submodel_steps(config: Federate, data: Dataset, clients: str) -> list[str]:
         f"sub-models by {', '.join(map(str, config.submodels))}",
         f"defend with {', '.join(map(str, config.defense))}",
         f"attack {attacked} with {', '.join(map(str, config.exposure)) or 'nothing'}",
+        *([f"attack updates with {', '.join(map(str, config.attacks))}"] if config.attacks else []),
     ]
 
 
@@ -311,8 +318,11 @@ def _check_submodels(config: Federate, data: Dataset, device: torch.device, rule
     rates = sizes_of(config) if config.advise else terms.used_rates
     structure.check(terms.rule, rates)
     terms.check_rows(net)
-    for rate in set(rates):
-        build_narrow(net, structure, rate, terms.scaler, data.input_shape, data.classes)
+    form = terms.scaler, data.input_shape, data.classes
+    narrow = [build_narrow(net, structure, rate, *form) for rate in sorted(set(rates))]
+    if config.attacks:
+        check_submodel_orders(orders_of(config), terms)
+        check_submodel_attacks(config.attacks, submodel_knowledge(net, data, terms, "cpu"), narrow)
 
 
 def _check_deadline(terms: FederationSpec, seed: int) -> None:

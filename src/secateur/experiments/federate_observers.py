@@ -32,6 +32,7 @@ from secateur.federated.checkpoint import FederationLog, depends_of
 from secateur.federated.sampling import sampler_of
 from secateur.federated.spec import FederationSpec, SubmodelSpec
 from secateur.federated.submodels.exposure import ExposureObserver
+from secateur.federated.submodels.inversion import SubmodelInversion, submodel_knowledge
 from secateur.federated.submodels.membership_attacks import Asking
 from secateur.gpu.determinism import device_key
 from secateur.interfaces import Batch, Knowledge
@@ -179,9 +180,12 @@ def describe_attacks(config: Federate, terms: FederationSpec) -> list[str]:
 
 def attack_key(config: Federate) -> dict[str, Any]:
     """Return the attack settings that a federation's rows depend on."""
-    if config.submodels:
-        return {"exposure": list(map(str, config.exposure)), "asking": repr(settings_of_membership(config))}
     names = ["labels", "images", "attack_every", "attack_at", "attack_clients", "attack_history", "membership"]
+    if config.submodels:
+        key: dict[str, Any] = {"exposure": list(map(str, config.exposure))}
+        key |= {"asking": repr(settings_of_membership(config))}
+        inverted = {name: getattr(config, name) for name in names[:4]} | {"attacks": list(map(str, config.attacks))}
+        return key | (inverted if config.attacks else {})
     names += ["generator_steps", "generator_width"] if any(map(needs_generator, config.attacks)) else []
     return {name: getattr(config, name) for name in names} | {"attacks": [str(attack) for attack in config.attacks]}
 
@@ -228,6 +232,19 @@ def settings_of_membership(config: Federate) -> Asking:
         updates=config.attack_history,
         shadows=config.shadow_clients,
     )
+
+
+def inverter_of(
+    config: Federate, data: Dataset, labels: dict[str, Any], log: FederationLog, terms: SubmodelSpec, net: nn.Module
+) -> SubmodelInversion:
+    """Return the attacker of the updates of sub-model clients; an open weight of total variation is tried in full."""
+    known = submodel_knowledge(net, data, terms, next(net.parameters()).device)
+    attacks = [one for attack in config.attacks for one in (list_weights(attack) if is_open(attack) else [attack])]
+    unmet = caution(defense_of_clients(labels["defense"]), attacks)
+    orders = replace(orders_of(config), history=1)
+    options: dict[str, Any] = {"tells_labels": config.labels == "oracle", "images": config.images, "caution": unmet}
+    options |= {"scoring": Scoring(load_lpips(config.data_folder))}
+    return SubmodelInversion(terms, attacks, known, labels, log, orders, {}, **options)
 
 
 def exposer_of(

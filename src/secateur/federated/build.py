@@ -68,7 +68,9 @@ def build_submodel_spec(config: Federate, data: Dataset, seed: int, rule: Choice
         rates_of(shares, config.large_clients, config.client_widths),
         **{name: getattr(config, name) for name in names},
         per_round=min(config.per_round, len(shares)) if config.clients is None else config.per_round,
-        local=Adam(config.local_epochs or 1, config.batch_size, config.learning_rate, augment=augment),
+        local=Adam(
+            config.local_epochs or 1, config.batch_size, config.learning_rate, augment=augment, steps=config.local_steps
+        ),
         faults=Faults(**config.faults.model_dump()),
         **submodel_protection(defense),
     )

@@ -11,7 +11,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import KW_ONLY, dataclass, field, fields
 from typing import Any, Literal
 
-from torch import Tensor, nn
+import torch
+from torch import Generator, Tensor, nn
 
 from secateur.defenses.dgp import DualGradientPruning
 from secateur.defenses.dp import PrivateTurn
@@ -166,10 +167,22 @@ class Adam:
     betas: tuple[float, float] = (0.9, 0.999)
     eps: float = 1e-8
     augment: CropAndFlip | None = field(default=None, repr=False)  # of every step's inputs; the paper mentions none
+    steps: int | None = None  # of a turn, instead of whole epochs
 
     def __post_init__(self) -> None:
-        check_wholes(self, "epochs", "batch_size")
+        check_wholes(self, "epochs", "batch_size", *(["steps"] if self.steps is not None else []))
         check_numbers(self, "(0, inf)", "learning_rate")
+
+    def count_steps(self, rows: int) -> int:
+        """Return the steps of a turn on so many rows."""
+        return self.steps or -(-rows // self.batch_size) * self.epochs
+
+    def order_rows(self, rows: Tensor, rng: Generator, epochs: int | None = None) -> list[Tensor]:
+        """Return the rows of each epoch in random order, or as one epoch those of the `steps`; rows may repeat."""
+        wanted = None if self.steps is None or epochs else self.steps * self.batch_size
+        passes = epochs or self.epochs if wanted is None else -(-wanted // len(rows))
+        orders = [rows[torch.randperm(len(rows), generator=rng)] for _ in range(passes)]
+        return orders if wanted is None else [torch.cat(orders)[:wanted]]
 
 
 @dataclass(frozen=True, eq=False)

@@ -14,7 +14,8 @@ from secateur.report.table import BESIDE, RECOVERY, Column, ReportTable, format_
 from secateur.runs.rows import Row
 
 # labels that become columns of the table if its lines differ in them
-VARYING = ("run", "model", "dataset", "stage", "batch_size", "base_pruning", "defense", "against", "round", "client")
+VARYING = ("run", "model", "dataset", "stage", "batch_size", "base_pruning", "submodels", "defense")
+VARYING += ("against", "round", "client", "rate")
 FACTS = {
     "Network": "model",
     "Model is": "stage",
@@ -86,8 +87,9 @@ def name_attack(labels: Labels) -> str:
 
 
 def name_defense(labels: Labels) -> str:
-    """Return a base pruning and a defense, and the pictures of the comparison where several are compared."""
-    against, base, defense = labels.get("against"), labels.get("base_pruning", "none"), str(labels.get("defense"))
+    """Return a base pruning or channel rule and a defense, and the compared pictures where there are several."""
+    against, defense = labels.get("against"), str(labels.get("defense"))
+    base = labels.get("base_pruning", labels.get("submodels", "none"))
     name = defense if base == "none" else base if defense == "none" else f"{base}, {defense}"
     return name + ("" if against is None else f" (against {against})")
 

@@ -211,6 +211,8 @@ def print_submodels(rows: Sequence[Row]) -> None:
         console.print(to_rich(build_table("", lines, columns)))
     for sentence in _describe_excluded(exposed):
         console.print(sentence, soft_wrap=True)
+    if any(map(inversion.is_inversion, rows)):
+        print_inversion(rows)
 
 
 def _join_attack(line: SummaryLine, attack: str, exposed: Sequence[SummaryLine]) -> SummaryLine:

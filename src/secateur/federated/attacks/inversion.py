@@ -65,7 +65,7 @@ class PendingAttack(NamedTuple):
         Knowledge of one round (an active attack, a re-applied compression) restricts the call to that round.
         """
         alone = is_active(self.attack) or self.known.compression is not None
-        return str(self.attack), self.truths[0].size, self.round if alone else None
+        return str(self.attack), self.truths[0].size, id(self.known.net), self.round if alone else None
 
 
 class InversionObserver(Observer):

@@ -7,7 +7,7 @@ the seed and the round's number.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -52,6 +52,7 @@ class SubmodelView(NamedTuple):
     rows: Tensor  # of the data's train part: the client's examples
     covered: Params | None = None  # True for entries that were sent; None: all
     begun: Params | None = None  # the start of training, withheld entries put back; None: `received`
+    truth: Callable[[], Batch] | None = None  # returns the examples of the turn in their order; evaluator only
 
     @property
     def seen(self) -> tuple[SubmodelView]:
@@ -122,6 +123,11 @@ class SubmodelFederation(Resumable):
         """Run one round: cut, train, send, average."""
         return self.finish(number, self.trainer(self.begin(number)))
 
+    def rounds(self) -> Iterator[Round]:
+        """Yield the remaining rounds, then finish the attacks that observers postponed."""
+        yield from super().rounds()
+        self.panel.finish()
+
     def model(self) -> Params:
         """Return the server's model as it is now: a state_dict of copies."""
         return join_state(self.net, params_of(self.flat, self.structure.shapes) | dict(self.net.named_buffers()))
@@ -131,7 +137,7 @@ class SubmodelFederation(Resumable):
         terms, traffic, rng = self.terms, self.ledger.traffic, derive(self.seed, "clients", number)
         count = len(terms.shares)
         clients = sorted(torch.randperm(count, generator=rng)[: terms.per_round or count].tolist())
-        steps = [-(-len(terms.shares[client]) // terms.local.batch_size) * terms.local.epochs for client in clients]
+        steps = [terms.local.count_steps(len(terms.shares[client])) for client in clients]
         self._faults = terms.faults.draw(clients, steps, self.seed, derive(self.seed, "faults", number))
         jobs, self._turns = [], []
         for client in clients:
@@ -163,6 +169,11 @@ class SubmodelFederation(Resumable):
     def was_observed(self, number: int) -> bool:
         """Return True if an observer looks at the round's updates."""
         return bool(self.panel.select_observers(number))
+
+    @property
+    def puts_off(self) -> bool:
+        """True if updates are kept, to be attacked together later."""
+        return self.panel.waits
 
     def state(self) -> tuple[Params, dict[str, Any]]:
         """Return everything that the next round depends on, for `load`: tensors, and plain values."""
@@ -199,11 +210,22 @@ class SubmodelFederation(Resumable):
 
     def job(self, number: int, client: int, rows: Tensor, start: Tensor, epochs: int | None = None) -> SubmodelTurn:
         """Return the job of a client that trains on some rows from `start`, with the draws of a round."""
-        local, rng = self.terms.local, derive(self.seed, "rows", number, client)
-        orders = [rows[torch.randperm(len(rows), generator=rng)] for _ in range(epochs or local.epochs)]
-        picks = pick_rows(orders, local.augment, derive(self.seed, "augment", number, client))
-        noise = derive_on(self.device, self.seed, "noise", number, client)
+        picks, noise = (
+            self.pick(number, client, rows, epochs),
+            derive_on(self.device, self.seed, "noise", number, client),
+        )
         return SubmodelTurn(self.narrow(client).key, start, picks, noise)
+
+    def pick(self, number: int, client: int, rows: Tensor, epochs: int | None = None) -> Sequence[Tensor]:
+        """Return the rows of a client's turn in their order, with moves where pictures are augmented."""
+        local = self.terms.local
+        orders = local.order_rows(rows, derive(self.seed, "rows", number, client), epochs)
+        return pick_rows(orders, local.augment, derive(self.seed, "augment", number, client))
+
+    def examples(self, number: int, client: int) -> Batch:
+        """Return the examples of a client's turn in their order, augmented as in its training."""
+        picks = torch.cat([*self.pick(number, client, self.terms.shares[client])]).to(self.device)
+        return Batch(*self.trainer.batch(picks))
 
     def _begin(self, number: int, client: int) -> tuple[Narrow, SubmodelIndex, Tensor]:
         """Return a client's width and channels in a round, and the model that it begins with."""
@@ -273,7 +295,8 @@ class SubmodelFederation(Resumable):
         if sent.covered is not None:
             covered = params_of(sent.covered.bool(), shapes)
             begun = tree.clone(params_of(self._begin(number, client)[2], shapes))
-        view = SubmodelView(number, client, rate, net, received, uploaded, turn.cut.channels, rows, covered, begun)
+        shown = (rate, net, received, uploaded, turn.cut.channels, rows, covered, begun)
+        view = SubmodelView(number, client, *shown, partial(self.examples, number, client))
         for observer in self.panel.select_observers(number):
             observer(view)
 
@@ -351,12 +374,19 @@ class StackedFederations(Resumable):
             fed.finish(number, [next(trained) for _ in fed_jobs])
             for fed, fed_jobs in zip(self.federations, jobs, strict=True)
         ]
+        for fed in self.federations if number == self.terms.rounds else ():
+            fed.panel.finish()
         self.number = number
         return Round(number, parts=finished)
 
     def was_observed(self, number: int) -> bool:
         """Return True if an observer looks at a round's updates."""
         return any(fed.was_observed(number) for fed in self.federations)
+
+    @property
+    def puts_off(self) -> bool:
+        """True if updates of any federation are kept, to be attacked together later."""
+        return any(fed.puts_off for fed in self.federations)
 
     def model(self) -> Params:
         """Return the servers' models; names start with the federation's index."""
