@@ -22,7 +22,8 @@ from secateur.runs.rows import Row
 CELL, REFUSED = "matrix_cell", "matrix_refused"  # metrics of the rows of a cell
 GROUND = "matrix_ground"  # metric of a row with the settings that all cells of a run share
 NONE = "none"  # the row without a defense
-SCALE = ("#fff7d6", "#fee391", "#fec44f", "#fe9929", "#d95f0e", "#8c2d04")  # light to dark: safe for colour-blind eyes
+SCALE = ("#fff7d6", "#fee391", "#fec44f", "#fe9929", "#bf4a02", "#7a2503")  # light to dark: safe for colour-blind eyes
+INKS = (*["#1c2321"] * 4, "#ffffff", "#ffffff")  # of the text on each colour
 HIDE, INFORMED = "hide from the plain attacker", "strongest"
 LOST = f"{HIDE} and are not shown to hide from the informed one, who sees more"
 PICTURES = 4  # truths of a row
@@ -370,7 +371,7 @@ def build_page(rows: Sequence[Row], figures: Sequence[Labels]) -> dict[str, Any]
         "seeds": seeds,
         "ground": list_ground(rows),
         "data": ", ".join(dict.fromkeys(row.dataset for row in rows if is_cell(row))),
-        "colours": [(colour, "#fff" if number > 3 else "#1c2321") for number, colour in enumerate(SCALE)],
+        "colours": list(zip(SCALE, INKS, strict=True)),
         "scales": {unit: list_bounds(ends) for unit, ends in (("AUC", AUC), ("dB", PSNR))},
         "shows_pictures": any(strips.values()),
     }
