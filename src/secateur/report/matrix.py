@@ -83,8 +83,9 @@ WORDS = {  # of the common ground
     "Training": "{rounds} rounds at rate {learning_rate}; sub-models take as many passes over the members by Adam",
     "Final model": "{in_out} reference models; pruned at {sparsity}, {finetune_epochs} epochs of fine-tuning",
     "Updates": "membership by the last {history} rounds of each client: {membership}",
-    "Inversion": "all clients in round {attacked_round}, {iterations} iterations, weight of total variation "
-    "{total_variation}, labels known; mid-grey scores about 12 dB, and more than 60 dB count as 60",
+    "Inversion": "sgi, which is IG that reads the mask of pruned weights: all clients in round {attacked_round}, "
+    "{iterations} iterations, weight of total variation {total_variation}, labels known; mid-grey scores about 12 dB",
+    "Active server": "rob with {bins} bins, in the same round; more than 60 dB count as 60",
 }
 BY_KEY = {column.key: column for column in COLUMNS}
 
