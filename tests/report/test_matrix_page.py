@@ -1,5 +1,7 @@
 """The page of the matrix: strongest attacks, intervals, colours, marks, and sentences that intervals allow."""
 
+from itertools import pairwise
+
 import pytest
 
 from secateur.report.matrix import (
@@ -7,6 +9,7 @@ from secateur.report.matrix import (
     BY_KEY,
     CELL,
     GROUND,
+    INKS,
     REFUSED,
     SCALE,
     build_heatmaps,
@@ -56,6 +59,20 @@ def test_colours_follow_the_scale_of_the_column(value, shade):
     assert BY_KEY["updates"].worst == AUC and len(SCALE) == 6
     assert BY_KEY["updates"].shade(value) == shade
     assert BY_KEY["seconds"].shade(value) is None
+
+
+def luminance(colour):
+    parts = [int(colour[at : at + 2], 16) / 255 for at in (1, 3, 5)]
+    linear = [part / 12.92 if part <= 0.04045 else ((part + 0.055) / 1.055) ** 2.4 for part in parts]
+    return sum(weight * part for weight, part in zip((0.2126, 0.7152, 0.0722), linear, strict=True))
+
+
+def test_colours_darken_step_by_step_and_their_small_print_is_readable():
+    backs = [luminance(colour) for colour in SCALE]
+    assert all(one - other > 0.05 for one, other in pairwise(backs)), "told apart without hues"
+    for back, ink in zip(backs, map(luminance, INKS), strict=True):
+        light, dark = max(back, ink), min(back, ink)
+        assert (light + 0.05) / (dark + 0.05) >= 4.5
 
 
 def test_a_defense_that_hides_from_the_plain_attacker_only_is_called_so():

@@ -22,7 +22,8 @@ from secateur.runs.rows import Row
 CELL, REFUSED = "matrix_cell", "matrix_refused"  # metrics of the rows of a cell
 GROUND = "matrix_ground"  # metric of a row with the settings that all cells of a run share
 NONE = "none"  # the row without a defense
-SCALE = ("#fff7d6", "#fee391", "#fec44f", "#fe9929", "#d95f0e", "#8c2d04")  # light to dark: safe for colour-blind eyes
+SCALE = ("#fff7d6", "#fee391", "#fec44f", "#fe9929", "#bf4a02", "#7a2503")  # light to dark: safe for colour-blind eyes
+INKS = (*["#1c2321"] * 4, "#ffffff", "#ffffff")  # of the text on each colour
 HIDE, INFORMED = "hide from the plain attacker", "strongest"
 LOST = f"{HIDE} and are not shown to hide from the informed one, who sees more"
 PICTURES = 4  # truths of a row
@@ -82,8 +83,9 @@ WORDS = {  # of the common ground
     "Training": "{rounds} rounds at rate {learning_rate}; sub-models take as many passes over the members by Adam",
     "Final model": "{in_out} reference models; pruned at {sparsity}, {finetune_epochs} epochs of fine-tuning",
     "Updates": "membership by the last {history} rounds of each client: {membership}",
-    "Inversion": "all clients in round {attacked_round}, {iterations} iterations, weight of total variation "
-    "{total_variation}, labels known; mid-grey scores about 12 dB, and more than 60 dB count as 60",
+    "Inversion": "sgi, which is IG that reads the mask of pruned weights: all clients in round {attacked_round}, "
+    "{iterations} iterations, weight of total variation {total_variation}, labels known; mid-grey scores about 12 dB",
+    "Active server": "rob with {bins} bins, in the same round; more than 60 dB count as 60",
 }
 BY_KEY = {column.key: column for column in COLUMNS}
 
@@ -370,7 +372,7 @@ def build_page(rows: Sequence[Row], figures: Sequence[Labels]) -> dict[str, Any]
         "seeds": seeds,
         "ground": list_ground(rows),
         "data": ", ".join(dict.fromkeys(row.dataset for row in rows if is_cell(row))),
-        "colours": [(colour, "#fff" if number > 3 else "#1c2321") for number, colour in enumerate(SCALE)],
+        "colours": list(zip(SCALE, INKS, strict=True)),
         "scales": {unit: list_bounds(ends) for unit, ends in (("AUC", AUC), ("dB", PSNR))},
         "shows_pictures": any(strips.values()),
     }
