@@ -12,8 +12,8 @@ from functools import wraps
 from pathlib import Path
 from typing import Any
 
-from secateur.catalogue import find, name_of
-from secateur.config import defense_of_updates
+from secateur.catalogue import Choice, find, name_of
+from secateur.config import Federate, defense_of_updates
 from secateur.errors import WrongInput
 from secateur.experiments.audit import AuditEvaluation, make_together, parts_of
 from secateur.experiments.context import SeedContext, check_audit, fit_pruners
@@ -88,8 +88,8 @@ def attack_updates(setting: MatrixSetting, attacks: Sequence[str]) -> tuple[list
     """
     number, start = setting.scale.attacked_round, len(setting.run.rows)
     fields: dict[str, Any] = {"rounds": number, "evaluate_every": number, "attack_at": [number]}
-    fields |= {"attack_clients": "all", "labels": "oracle", "execution": "sequential"}  # too few rounds for a capture
-    fields = {} if setting.step.submodels else fields
+    fields |= {"attack_clients": "all", "labels": "oracle"}
+    fields |= {"local_steps": 1} if setting.step.submodels else {"execution": "sequential"}  # too few for a capture
     reasons: dict[str, str] = {}
     try:
         check_federate(setting.federate(), setting.data, setting.device)
@@ -110,8 +110,13 @@ def attack_updates(setting: MatrixSetting, attacks: Sequence[str]) -> tuple[list
         raise WrongInput(*reasons[attacks[0]].split(": ", 1))
     config = setting.federate(**fields, attack=able)
     experiment = FederateExperiment(config, setting.run, setting.data, setting.device)
-    experiment.measure([setting.seed], config.base_pruning[0], config.defense[0])
+    experiment.measure([setting.seed], _find_method(setting, config), config.defense[0])
     return setting.run.rows[start:], _list_unmet(reasons)
+
+
+def _find_method(setting: MatrixSetting, config: Federate) -> Choice:
+    """Return the rule of sub-models, or else the base pruning."""
+    return config.submodels[0] if setting.step.submodels else config.base_pruning[0]
 
 
 def _takes_updates(defense: str) -> bool:
@@ -238,8 +243,7 @@ def train(setting: MatrixSetting) -> tuple[Path, Sequence[Row]]:
     config = setting.federate(**fields)
     check_federate(config, setting.data, setting.device)
     experiment = FederateExperiment(config, setting.run, setting.data, setting.device)
-    method = config.submodels[0] if step.submodels else config.base_pruning[0]
-    model = experiment.measure([setting.seed], method, config.defense[0])
+    model = experiment.measure([setting.seed], _find_method(setting, config), config.defense[0])
     return _write_model(setting, model), setting.run.rows[start:]
 
 
