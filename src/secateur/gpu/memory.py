@@ -33,7 +33,7 @@ def halve_on_shortage(run: Callable[[Tensor], T], rows: Tensor) -> list[T]:
         # Only here, after the error is released, are the tensors of the failed run free.
         gc.collect()
         if torch.cuda.is_available():
-            torch.cuda.empty_cache()
+            free_cached()
         failed = min(size, len(rows) - start)
         size = (failed + 1) // 2
         if not warned:
@@ -57,4 +57,10 @@ def let_go(device: torch.device) -> None:
     """
     gc.collect()
     if device.type == "cuda":
-        torch.cuda.empty_cache()
+        free_cached()
+
+
+def free_cached() -> None:
+    """Give back the memory that torch keeps: its cache, and cuBLAS's workspaces, 32 MiB for each stream."""
+    torch._C._cuda_clearCublasWorkspaces()
+    torch.cuda.empty_cache()

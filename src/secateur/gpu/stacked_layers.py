@@ -255,6 +255,9 @@ class Products(TorchFunctionMode):
             return convolution(*args[:3])
         if func is F.conv2d and not kwargs and _is_plain(*args):
             return product_convolution(*args[:5])
+        if func is F.batch_norm:  # cuDNN's asks for the memory of its input, which a lane of a vmap does not have
+            with torch.backends.cudnn.flags(enabled=False):
+                return func(*args, **kwargs)
         return func(*args, **kwargs)
 
 
