@@ -22,7 +22,7 @@ from typing import Any
 
 from secateur.attacks.inversion.adaptive import PLAIN
 from secateur.catalogue import find, methods, name_of
-from secateur.evaluation.attack_strength import Strength, list_modes
+from secateur.evaluation.attack_strength import Strength, name_unmet
 from secateur.metrics.membership import Estimate
 from secateur.runs.archive import Archive, read_archive
 from secateur.runs.rows import Row
@@ -131,15 +131,15 @@ def describe_attackers(rows: list[Row]) -> str:
 
 
 def _describe_inversion(rows: list[Row]) -> str:
-    pairs = {(names_of(row.defense or "none"), str(row.attack)) for row in rows if row.attack}
-    modes: dict[str, set[str]] = {}
-    for defense, attack in pairs:
-        modes.setdefault(defense, set()).add(Strength(attack, 0, frozenset(), True).mode)
-    missing = {defense: [mode for mode in list_modes(defense) if mode not in met] for defense, met in modes.items()}
-    names = ", ".join(sorted({name_of(attack) for _, attack in pairs}))
-    knowing = sorted({mode for met in modes.values() for mode in met} - {PLAIN})
-    text = f"{names}: plain" + "".join(f", {mode}" for mode in knowing)
-    unmet = [f"{defense} did not meet {', '.join(lacks)}" for defense, lacks in sorted(missing.items()) if lacks]
+    met: dict[str, set[str]] = {}
+    for row in rows:
+        if row.attack:
+            met.setdefault(names_of(row.defense or "none"), set()).add(row.attack)
+    attacks = set().union(*met.values())
+    modes = {Strength(attack, 0, frozenset(), True).mode for attack in attacks} - {PLAIN}
+    names = ", ".join(sorted({name_of(attack) for attack in attacks}))
+    text = f"{names}: " + ", ".join(["plain", *sorted(modes)])
+    unmet = [f"{defense} {lack}" for defense in sorted(met) if (lack := name_unmet(defense, met[defense]))]
     return text + (f"; **{'; '.join(unmet)}**" if unmet else "")
 
 

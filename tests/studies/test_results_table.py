@@ -102,7 +102,7 @@ def test_a_figure_is_reproduced_only_whole_and_at_full_scale(table):
 def test_a_defense_that_did_not_meet_its_strongest_attacker_says_so(table):
     labels = {"model": "m", "dataset": "d", "seed": 0, "metric": "psnr", "value": 1.0}
     plain = [Row(**labels, defense="dgp", attack="ig:iterations=9")]
-    assert table.describe_attackers(plain) == "ig: plain; **dgp did not meet support, reapply**"
+    assert table.describe_attackers(plain) == "ig: plain; **dgp did not meet adaptive=support, adaptive=reapply**"
     both = [*plain, *(Row(**labels, defense="dgp", attack=f"ig:adaptive={mode}") for mode in ("support", "reapply"))]
     assert table.describe_attackers(both) == "ig: plain, reapply, support"
     members = [Row(**labels, defense="ppb", attack="samia", adaptive=False)]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from secateur.attacks.inversion.adaptive import FOLLOWS, PLAIN, mode_of, settings_of_mode
@@ -75,6 +75,18 @@ def list_missing(attacks: Sequence[Strength], defense: str) -> list[str]:
             f"{updates} update{'s' if updates != 1 else ''} attacked; pictures are told apart from {fewest} on"
         )
     return list(dict.fromkeys(missing))
+
+
+def name_unmet(defense: str, attacks: Iterable[str]) -> str:
+    """Return the adaptive attackers known against a defense that are not among these; empty if all are.
+
+    Example:
+        >>> name_unmet("dgp", ["ig", "ig:adaptive=support"]), name_unmet("noise", ["ig"])
+        ('did not meet adaptive=reapply', '')
+    """
+    met = {Strength(attack, 0, frozenset(), True).mode for attack in attacks}
+    unmet = [settings_of_mode(mode) for mode in list_modes(defense) if mode not in met]
+    return f"did not meet {', '.join(unmet)}" if unmet else ""
 
 
 def list_modes(defense: str) -> list[str]:

@@ -17,6 +17,7 @@ from typing import Any, ClassVar, NamedTuple
 
 from secateur.catalogue import name_of
 from secateur.config import defense_of_updates
+from secateur.evaluation.attack_strength import list_modes
 from secateur.metrics.estimates import combine, mean_of
 from secateur.metrics.membership import Estimate
 from secateur.report.summary import group_by
@@ -35,6 +36,7 @@ PRINTED = {"lpips": "LPIPS", "cw_ssim": "SSIM", "lpips_min": "least LPIPS", "cw_
 SAME = 0.02  # of LPIPS or CW-SSIM: an eye sees no smaller difference
 RECOVERED, LEFT_OUT, TRAINED = "What attackers recover", "Left out", "Accuracy of collaborative training"
 PLAIN_ONLY = "stands only against the plain attacker"
+UNMET = "met the plain attacker only"
 FEEDBACK = "+error-feedback"
 TRAFFIC = {"ratio": "bytes / dense", "paper_ratio": "as the paper counts", "gamma_1": "gamma_1"}
 TRAFFIC |= {"residual_mean": "residual"}
@@ -318,6 +320,7 @@ def privacy_lines(results: DgpResults, paper: Callable[[AttackKey], str] = lambd
             cells |= {f"adaptive {name}": results.mean(adaptive, name) for name in PAIRED}
         lost = results.differences(client, adaptive)
         mark = PLAIN_ONLY if any(case is not None and case.low > SAME for case in lost) else ""
+        mark = UNMET if adaptive is None and list_modes(client.defense) else mark
         lines.append(TableLine(labels, cells, paper(client), mark, RECOVERED))
     return lines
 

@@ -9,6 +9,7 @@ from operator import sub
 from typing import Any, ClassVar, NamedTuple
 
 from secateur.catalogue import name_of
+from secateur.evaluation.attack_strength import name_unmet
 from secateur.metrics.estimates import Measure, combine, mean, mean_of
 from secateur.metrics.membership import Estimate, share_of
 from secateur.report.federation import is_federated
@@ -133,7 +134,8 @@ def lines(
     for federation in results.cells:
         for attack in attackers(results, federation):
             labels = labels_of(federation, results.cells) | ({"attack": str(attack)} if several else {})
-            table.append(TableLine(labels, _cells(results, federation, attack), paper(federation)))
+            unmet = name_unmet(federation.defense, results.attacks_on(federation)) if attack else ""
+            table.append(TableLine(labels, _cells(results, federation, attack), paper(federation), unmet))
     return table
 
 
