@@ -4,7 +4,7 @@
     python results/table.py --check   # fails if the page is not what the rows and data files give
 
 Lines are computed from rows/*.jsonl.xz by the studies' own claims; the provenance of an archive names its studies.
-Measurements whose rows were not kept stand in measured.json, until an archive of the same study and data replaces them.
+Measurements whose rows were not kept stand in measured.json, until an archive has rows of the same claim and data.
 items.json lists the papers' figures, tables and claims. No verdict is written by hand.
 """
 
@@ -29,6 +29,7 @@ from secateur.runs.rows import Row
 from secateur.studies import read_data
 from secateur.studies.claims import NOT_SUPPORTED, SUPPORTED, UNDECIDED, Finding, judge, verdict
 from secateur.studies.results import names_of
+from secateur.studies.study import SIZES
 
 HERE = Path(__file__).parent
 NOT_RUN = "not run"
@@ -67,8 +68,13 @@ class Measurement:
     findings: list[Finding]
     setting: str
     attacker: str
-    full: bool
-    kept: bool  # True if its rows are
+    scale: str
+    reduced: bool = False
+
+    @property
+    def full(self) -> bool:
+        """True if this is the paper's scale."""
+        return self.scale == "full" and not self.reduced
 
     @property
     def stands(self) -> bool:
@@ -97,8 +103,9 @@ def measure_archives() -> Iterator[Measurement]:
                 rows = [row for row in archive.rows if title in ("", row.dataset, f"{row.model} on {row.dataset}")]
                 data = tuple(dict.fromkeys(row.dataset for row in rows))
                 setting = f"{describe(archive, rows)}; [rows](rows/{path.name})"
-                full = archive.scale == "full" and not differences(archive)
-                yield Measurement(name, data, findings, setting, describe_attackers(rows), full, kept=True)
+                measured = [finding for finding in findings if finding.measured != "not measured here"]
+                attackers, reduced = describe_attackers(rows), bool(differences(archive))
+                yield Measurement(name, data, measured, setting, attackers, archive.scale, reduced)
 
 
 def describe(archive: Archive, rows: list[Row]) -> str:
@@ -144,19 +151,28 @@ def _describe_inversion(rows: list[Row]) -> str:
 
 
 # From measurements whose rows were not kept ---------------------------------------------------------------------
-def measure_others(replaced: set[tuple[str, str]]) -> Iterator[Measurement]:
-    """Yield the entries of measured.json that no archive replaces."""
+def measure_others(archived: list[Measurement]) -> Iterator[Measurement]:
+    """Yield the entries of measured.json, without claims of which an archive has rows of the same data and scale."""
+    replaced = {
+        (measured.study, data, finding.key, scale)
+        for measured in archived
+        for data in measured.data
+        for finding in measured.findings
+        for scale in SIZES[: SIZES.index(measured.scale) + 1 if measured.scale in SIZES else 0]
+    }
     for entry in read_json("measured.json"):
         for study, claims in entry["studies"].items():
-            if (study, entry["data"]) in replaced:
-                continue
-            findings = [_judge_entry(study, key, case) for key, cases in claims.items() for case in _as_list(cases)]
+            findings = [
+                _judge_entry(study, key, case)
+                for key, cases in claims.items()
+                if (study, entry["data"], key, entry["scale"]) not in replaced
+                for case in _as_list(cases)
+            ]
             seeds = len(entry["seeds"])
             parts = [f"{seeds} seed{'s' if seeds != 1 else ''}", entry["scale"], entry["setting"]]
             where = f"rows not kept; measured at {entry['commit']} on {entry['machine']}"
-            full = entry["scale"] == "full" and not entry.get("reduced", False)
-            setting = "; ".join([*filter(None, parts), where])
-            yield Measurement(study, (entry["data"],), findings, setting, entry["attacker"], full, kept=False)
+            setting, reduced = "; ".join([*filter(None, parts), where]), entry.get("reduced", False)
+            yield Measurement(study, (entry["data"],), findings, setting, entry["attacker"], entry["scale"], reduced)
 
 
 def _as_list(cases: Any) -> list[Any]:
@@ -224,7 +240,7 @@ def _claim_lines(item: Mapping[str, Any], key: str, paper: str, here: list[Measu
     any_line = False
     for measured in here:
         for finding in measured.findings:
-            if finding.key == key and finding.measured != "not measured here":
+            if finding.key == key:
                 any_line = True
                 yield Line("", finding.claim, paper, finding.measured, measured.setting, measured.attacker,
                            words[finding.verdict], measured.full, not ours, key in item.get("hides", ()),
@@ -277,8 +293,7 @@ def grid(head: list[str], body: list[list[str]]) -> str:
 def make_page() -> str:
     """Return the text of results/README.md."""
     archived = list(measure_archives())
-    replaced = {(measured.study, data) for measured in archived for data in measured.data}
-    measurements = [*archived, *measure_others(replaced)]
+    measurements = [*archived, *measure_others(archived)]
     papers = {name: paper for name, paper in read_json("items.json").items() if name != "about"}
     lines = {package: list(lines_of(package, paper, measurements)) for package, paper in papers.items()}
     counts = {package: count(some) for package, some in lines.items()}
