@@ -4,7 +4,7 @@
     python results/table.py --check   # fails if the page is not what the rows and data files give
 
 Lines are computed from rows/*.jsonl.xz by the studies' own claims; the provenance of an archive names its studies.
-Measurements whose rows were not kept stand in measured.json, until an archive of the same study and data replaces them.
+Measurements whose rows were not kept stand in measured.json, until an archive has rows of the same claim and data.
 items.json lists the papers' figures, tables and claims. No verdict is written by hand.
 """
 
@@ -22,13 +22,14 @@ from typing import Any
 
 from secateur.attacks.inversion.adaptive import PLAIN
 from secateur.catalogue import find, methods, name_of
-from secateur.evaluation.attack_strength import Strength, list_modes
+from secateur.evaluation.attack_strength import Strength, name_unmet
 from secateur.metrics.membership import Estimate
 from secateur.runs.archive import Archive, read_archive
 from secateur.runs.rows import Row
 from secateur.studies import read_data
 from secateur.studies.claims import NOT_SUPPORTED, SUPPORTED, UNDECIDED, Finding, judge, verdict
 from secateur.studies.results import names_of
+from secateur.studies.study import SIZES
 
 HERE = Path(__file__).parent
 NOT_RUN = "not run"
@@ -68,8 +69,13 @@ class Measurement:
     findings: list[Finding]
     setting: str
     attacker: str
-    full: bool
-    kept: bool  # True if its rows are
+    scale: str
+    reduced: bool = False
+
+    @property
+    def full(self) -> bool:
+        """True if this is the paper's scale."""
+        return self.scale == "full" and not self.reduced
 
     @property
     def stands(self) -> bool:
@@ -98,9 +104,14 @@ def measure_archives() -> Iterator[Measurement]:
                 rows = [row for row in archive.rows if title in ("", row.dataset, f"{row.model} on {row.dataset}")]
                 data = tuple(dict.fromkeys(row.dataset for row in rows))
                 setting = f"{describe(archive, rows)}; [rows](rows/{path.name})"
-                thin = any(re.search(r"-w\d+", row.model) for row in rows)  # a network of less width than the paper's
-                full = archive.scale == "full" and not (thin or differences(archive))
-                yield Measurement(name, data, findings, setting, describe_attackers(rows), full, kept=True)
+                measured = [finding for finding in findings if finding.measured != "not measured here"]
+                attackers, reduced = describe_attackers(rows), bool(differences(archive)) or is_thin(rows)
+                yield Measurement(name, data, measured, setting, attackers, archive.scale, reduced)
+
+
+def is_thin(rows: list[Row]) -> bool:
+    """Return True if a network has less width than the paper's, as its name says."""
+    return any(re.search(r"-w\d+", row.model) for row in rows)
 
 
 def describe(archive: Archive, rows: list[Row]) -> str:
@@ -133,32 +144,41 @@ def describe_attackers(rows: list[Row]) -> str:
 
 
 def _describe_inversion(rows: list[Row]) -> str:
-    pairs = {(names_of(row.defense or "none"), str(row.attack)) for row in rows if row.attack}
-    modes: dict[str, set[str]] = {}
-    for defense, attack in pairs:
-        modes.setdefault(defense, set()).add(Strength(attack, 0, frozenset(), True).mode)
-    missing = {defense: [mode for mode in list_modes(defense) if mode not in met] for defense, met in modes.items()}
-    names = ", ".join(sorted({name_of(attack) for _, attack in pairs}))
-    knowing = sorted({mode for met in modes.values() for mode in met} - {PLAIN})
-    text = f"{names}: plain" + "".join(f", {mode}" for mode in knowing)
-    unmet = [f"{defense} did not meet {', '.join(lacks)}" for defense, lacks in sorted(missing.items()) if lacks]
+    met: dict[str, set[str]] = {}
+    for row in rows:
+        if row.attack:
+            met.setdefault(names_of(row.defense or "none"), set()).add(row.attack)
+    attacks = set().union(*met.values())
+    modes = {Strength(attack, 0, frozenset(), True).mode for attack in attacks} - {PLAIN}
+    names = ", ".join(sorted({name_of(attack) for attack in attacks}))
+    text = f"{names}: " + ", ".join(["plain", *sorted(modes)])
+    unmet = [f"{defense} {lack}" for defense in sorted(met) if (lack := name_unmet(defense, met[defense]))]
     return text + (f"; **{'; '.join(unmet)}**" if unmet else "")
 
 
 # From measurements whose rows were not kept ---------------------------------------------------------------------
-def measure_others(replaced: set[tuple[str, str]]) -> Iterator[Measurement]:
-    """Yield the entries of measured.json that no archive replaces."""
+def measure_others(archived: list[Measurement]) -> Iterator[Measurement]:
+    """Yield the entries of measured.json, without claims of which an archive has rows of the same data and scale."""
+    replaced = {
+        (measured.study, data, finding.key, scale)
+        for measured in archived
+        for data in measured.data
+        for finding in measured.findings
+        for scale in SIZES[: SIZES.index(measured.scale) + 1 if measured.scale in SIZES else 0]
+    }
     for entry in read_json("measured.json"):
         for study, claims in entry["studies"].items():
-            if (study, entry["data"]) in replaced:
-                continue
-            findings = [_judge_entry(study, key, case) for key, cases in claims.items() for case in _as_list(cases)]
+            findings = [
+                _judge_entry(study, key, case)
+                for key, cases in claims.items()
+                if (study, entry["data"], key, entry["scale"]) not in replaced
+                for case in _as_list(cases)
+            ]
             seeds = len(entry["seeds"])
             parts = [f"{seeds} seed{'s' if seeds != 1 else ''}", entry["scale"], entry["setting"]]
             where = f"rows not kept; measured at {entry['commit']} on {entry['machine']}"
-            full = entry["scale"] == "full" and not entry.get("reduced", False)
-            setting = "; ".join([*filter(None, parts), where])
-            yield Measurement(study, (entry["data"],), findings, setting, entry["attacker"], full, kept=False)
+            setting, reduced = "; ".join([*filter(None, parts), where]), entry.get("reduced", False)
+            yield Measurement(study, (entry["data"],), findings, setting, entry["attacker"], entry["scale"], reduced)
 
 
 def _as_list(cases: Any) -> list[Any]:
@@ -226,7 +246,7 @@ def _claim_lines(item: Mapping[str, Any], key: str, paper: str, here: list[Measu
     any_line = False
     for measured in here:
         for finding in measured.findings:
-            if finding.key == key and finding.measured != "not measured here":
+            if finding.key == key:
                 any_line = True
                 yield Line("", finding.claim, paper, finding.measured, measured.setting, measured.attacker,
                            words[finding.verdict], measured.full, not ours, key in item.get("hides", ()),
@@ -279,8 +299,7 @@ def grid(head: list[str], body: list[list[str]]) -> str:
 def make_page() -> str:
     """Return the text of results/README.md."""
     archived = list(measure_archives())
-    replaced = {(measured.study, data) for measured in archived for data in measured.data}
-    measurements = [*archived, *measure_others(replaced)]
+    measurements = [*archived, *measure_others(archived)]
     papers = {name: paper for name, paper in read_json("items.json").items() if name != "about"}
     lines = {package: list(lines_of(package, paper, measurements)) for package, paper in papers.items()}
     counts = {package: count(some) for package, some in lines.items()}

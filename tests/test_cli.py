@@ -124,7 +124,7 @@ def test_help_is_plain_text(command, capsys):
 
 ARGUMENTS = {
     "reproduce": "NAME is that of the table",
-    "report": "DIR... are the folders",
+    "report": "RUN... are folders of runs",
     "sweep": "FILE.yaml lists them",
 }
 

@@ -79,6 +79,9 @@ def test_an_archive_fills_its_lines_and_replaces_what_had_no_rows(table, folder)
     after = line_of(table.make_page(), close)
     assert "l1-unstructured 0.5: +1.0 points" in after and "| reproduced, reduced |" in after
     assert "3 seeds; full; mlp on location; shadows=1; [rows](rows/fig6.jsonl.xz)" in after and "abc1234" not in after
+    tiny = {"studies": ["samia-fig6"], "scale": "tiny"}  # shows that a study runs, and replaces nothing
+    write_archive(folder / "rows" / "fig6.jsonl.xz", rows, tiny)
+    assert "abc1234" in table.make_page()
     assert table.main(["--check"]) == 1 and table.main([]) == 0 and table.main(["--check"]) == 0
 
 
@@ -102,7 +105,7 @@ def test_a_figure_is_reproduced_only_whole_and_at_full_scale(table):
 def test_a_defense_that_did_not_meet_its_strongest_attacker_says_so(table):
     labels = {"model": "m", "dataset": "d", "seed": 0, "metric": "psnr", "value": 1.0}
     plain = [Row(**labels, defense="dgp", attack="ig:iterations=9")]
-    assert table.describe_attackers(plain) == "ig: plain; **dgp did not meet support, reapply**"
+    assert table.describe_attackers(plain) == "ig: plain; **dgp did not meet adaptive=support, adaptive=reapply**"
     both = [*plain, *(Row(**labels, defense="dgp", attack=f"ig:adaptive={mode}") for mode in ("support", "reapply"))]
     assert table.describe_attackers(both) == "ig: plain, reapply, support"
     members = [Row(**labels, defense="ppb", attack="samia", adaptive=False)]
@@ -113,7 +116,7 @@ def test_a_claim_to_hide_that_only_the_papers_attackers_support_is_marked(table)
     hides = table.Finding("DGP protects", "1 of 1 yes", "supported", "recovery.dgp")
     fails = table.Finding("DGP hides from one who knows (not in the paper)", "0 of 1 yes", "not supported", "x")
     strong, weak = (
-        table.Measurement("dgp-table1", ("cifar10",), findings, "full", "ig: plain", True, True)
+        table.Measurement("dgp-table1", ("cifar10",), findings, "20 updates", "ig: plain", "full")
         for findings in ([hides], [hides, fails])
     )
     assert strong.stands and not weak.stands

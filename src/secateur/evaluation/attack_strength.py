@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from secateur.attacks.inversion.adaptive import FOLLOWS, MAGNITUDES, PLAIN, mode_of, settings_of_mode
@@ -77,8 +77,7 @@ def pools(row: Row) -> bool:
 def list_missing(attacks: Sequence[Strength], defense: str, base: str = "") -> list[str]:
     """Return the evidence without which nothing recognised is no sign of safety; `base` is the base pruning."""
     missing, modes = [], list_modes(defense, base)
-    met = {attack.mode for attack in attacks}
-    met |= {MAGNITUDES for mode in met if MAGNITUDES in mode}  # whatever else the attacker does
+    met = _with_magnitudes({attack.mode for attack in attacks})
     if unmet := [mode for mode in modes if mode not in met]:
         weak = ", ".join(map(settings_of_mode, unmet))
         how = "it was attacked plainly only" if not met - {PLAIN} else "not every attacker who knows of it was met"
@@ -98,6 +97,23 @@ def list_missing(attacks: Sequence[Strength], defense: str, base: str = "") -> l
             f"{updates} update{'s' if updates != 1 else ''} attacked; pictures are told apart from {fewest} on"
         )
     return list(dict.fromkeys(missing))
+
+
+def name_unmet(defense: str, attacks: Iterable[str], base: str = "") -> str:
+    """Return the adaptive attackers known against a defense, on top of a base pruning, that are not among these.
+
+    Example:
+        >>> name_unmet("dgp", ["ig", "ig:adaptive=support"]), name_unmet("noise", ["ig"])
+        ('did not meet adaptive=reapply', '')
+    """
+    met = _with_magnitudes(set(map(read_mode, attacks)))
+    unmet = [settings_of_mode(mode) for mode in list_modes(defense, base) if mode not in met]
+    return f"did not meet {', '.join(unmet)}" if unmet else ""
+
+
+def _with_magnitudes(modes: set[str]) -> set[str]:
+    """Return the modes, with that of reading squared gradients if one has it as a part."""
+    return modes | {MAGNITUDES for mode in modes if MAGNITUDES in mode}
 
 
 def list_modes(defense: str, base: str = "") -> list[str]:

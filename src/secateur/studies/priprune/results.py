@@ -8,9 +8,8 @@ from dataclasses import dataclass, field
 from operator import sub
 from typing import Any, ClassVar, NamedTuple
 
-from secateur.attacks.inversion.adaptive import MAGNITUDES
 from secateur.catalogue import name_of
-from secateur.evaluation.attack_strength import list_modes
+from secateur.evaluation.attack_strength import name_unmet
 from secateur.metrics.estimates import Measure, combine, mean, mean_of
 from secateur.metrics.membership import Estimate, share_of
 from secateur.report.federation import is_federated
@@ -136,21 +135,10 @@ def lines(
     for federation in results.cells:
         for attack in attackers(results, federation):
             labels = labels_of(federation, results.cells) | ({"attack": str(attack)} if several else {})
-            mark = mark_unmet(federation, results.attacks_on(federation))
-            table.append(TableLine(labels, _cells(results, federation, attack), paper(federation), mark))
+            seen = attack and federation.view == "update"
+            unmet = name_unmet(federation.defense, results.attacks_on(federation), federation.base) if seen else ""
+            table.append(TableLine(labels, _cells(results, federation, attack), paper(federation), unmet))
     return table
-
-
-def mark_unmet(federation: PripruneFederation, attacks: Iterable[str]) -> str:
-    """Return a remark on a defense whose base pruning leaks squared gradients, if no attacker read them.
-
-    Example:
-        >>> one = PripruneFederation("prunefl", 0.3, "priprune", "masked", "conv-2", "qmnist", 20)
-        >>> mark_unmet(one, ["sgi"]), mark_unmet(one, ["sgi", "sgi:magnitudes=true"])
-        ('squared gradients not read', '')
-    """
-    unread = MAGNITUDES in list_modes(federation.defense, federation.base) and federation.view == "update"
-    return "squared gradients not read" if unread and not any(MAGNITUDES in name for name in attacks) else ""
 
 
 def attackers(results: PripruneResults, federation: PripruneFederation) -> list[str | None]:
