@@ -1,5 +1,7 @@
 import errno
+import importlib.metadata
 import os
+import tomllib
 from pathlib import Path
 
 import pytest
@@ -10,6 +12,7 @@ from hypothesis import strategies as st
 from safetensors import safe_open
 
 from secateur.errors import WrongInput
+from secateur.runs import artifacts
 from secateur.runs.artifacts import NoSpace, Result, decode, encode, explained, key_of, save, write
 from secateur.runs.rows import Row, read_archive, write_archive
 
@@ -179,3 +182,16 @@ def test_an_archive_holds_rows_and_their_provenance(tmp_path):
     ]
     write_archive(tmp_path / "rows.jsonl.xz", rows, {"commit": "abc", "seeds": [0, 1]})
     assert read_archive(tmp_path / "rows.jsonl.xz") == ({"commit": "abc", "seeds": [0, 1]}, rows)
+
+
+def test_a_source_tree_without_metadata_has_a_version_too(tmp_path, monkeypatch):
+    """As where src is on the path and nothing is installed."""
+
+    def missing(name):
+        raise importlib.metadata.PackageNotFoundError(name)
+
+    project = tomllib.loads((Path(__file__).parents[2] / "pyproject.toml").read_text())["project"]
+    monkeypatch.setattr(importlib.metadata, "version", missing)
+    assert artifacts.version.__wrapped__() == project["version"]
+    monkeypatch.setattr(artifacts, "__file__", str(tmp_path / "site-packages/secateur/runs/artifacts.py"))
+    assert artifacts.version.__wrapped__() == "unknown"

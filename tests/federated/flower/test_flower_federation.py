@@ -195,7 +195,7 @@ def test_bytes_are_those_of_the_messages():
 
 
 @pytest.mark.parametrize("rule", RULES)
-@pytest.mark.parametrize("base", ["none", "stale", "moving", "prunefl"])
+@pytest.mark.parametrize("base", ["none", "half", "stale", "moving", "prunefl"])
 def test_bytes_in_process_are_those_over_flower(base, rule):
     """In process one update of each kind is encoded, of the others values are counted: their positions cost as much."""
     given = (BASES | {"prunefl": {"base": PruneFL(every=2, iterations=2)}})[base] | RULES[rule]
@@ -205,9 +205,18 @@ def test_bytes_in_process_are_those_over_flower(base, rule):
     there, _ = over_flower(here)
     run(here), run(there)
     assert here.ledger.traffic.up == pytest.approx(there.ledger.traffic.up, rel=0.03)
-    if rule == "plain" and base in ("none", "prunefl"):
+    if rule == "plain" and base in ("none", "half", "prunefl"):
         assert here.ledger.traffic.up == there.ledger.traffic.up
         assert here.ledger.traffic.down == there.ledger.traffic.down
+
+
+@pytest.mark.parametrize("evaluate_every", [1, 4])
+@pytest.mark.parametrize("execution", ["sequential", "stacked"])
+def test_bytes_after_a_change_of_the_mask_do_not_wait_for_an_evaluation(execution, evaluate_every):
+    here = made(base=Half(), rounds=8, evaluate_every=evaluate_every, execution=execution)
+    there, _ = over_flower(here)
+    run(here), run(there)
+    assert here.ledger.traffic.up == there.ledger.traffic.up and here.ledger.traffic.down == there.ledger.traffic.down
 
 
 @pytest.mark.parametrize("execution", ["sequential", "stacked"])
