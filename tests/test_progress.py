@@ -31,9 +31,11 @@ def test_one_line_and_nothing_on_stdout_where_there_is_no_terminal(capsys):
             advance(1)
     with progress("reading"):
         pass
+    with progress("a federation", 1, unit="rounds"):
+        pass
     out, err = capsys.readouterr()
     assert out == ""
-    assert err == "shadows: 3 steps\nreading\n"
+    assert err == "shadows: 3 steps\nreading\na federation: 1 round\n"
 
 
 def test_a_log_has_a_line_now_and_then_with_the_time_left(capsys, monkeypatch):

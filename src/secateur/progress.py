@@ -39,7 +39,7 @@ def progress(description: str, total: int | None = None, rate: bool = False, uni
     """
     description = printable(description)
     if not _shown and not sys.stderr.isatty():  # rich replaces stderr while bars are shown, and isatty() is then False
-        print(description if total is None else f"{description}: {total} {unit}", file=sys.stderr, flush=True)
+        print(description if total is None else f"{description}: {_count(total, unit)}", file=sys.stderr, flush=True)
         yield _write_lines(description, total, unit)
         return
     with _display() as bars:
@@ -60,11 +60,22 @@ def _write_lines(description: str, total: int | None, unit: str) -> Advance:
         done, now = done + steps, time.monotonic()
         if now - last < PAUSE or not done:
             return
-        last, known = now, "" if total is None else f" of {total}"
+        last = now
         left = "" if total is None else f", about {_describe_time((now - begun) / done * (total - done))} left"
-        print(f"{said or description}: {done}{known} {unit}{left}", file=sys.stderr, flush=True)
+        counted = _count(done, unit) if total is None else f"{done} of {_count(total, unit)}"
+        print(f"{said or description}: {counted}{left}", file=sys.stderr, flush=True)
 
     return advance
+
+
+def _count(number: int, unit: str) -> str:
+    """Return a number with its unit.
+
+    Example:
+        >>> _count(1, "rounds"), _count(2, "rounds")
+        ('1 round', '2 rounds')
+    """
+    return f"{number} {unit.removesuffix('s') if number == 1 else unit}"
 
 
 def _describe_time(seconds: float) -> str:

@@ -16,6 +16,7 @@ from secateur.data import svhn
 from secateur.data.archives import map_npz, read_npz
 from secateur.data.cifar import CIFAR10, _batch
 from secateur.data.columns import read_columns
+from secateur.data.prediction_files import read_predictions
 from secateur.errors import WrongInput
 
 PIXELS = np.random.default_rng(0).integers(0, 256, (32, 32, 3, 5), dtype=np.uint8)
@@ -150,3 +151,11 @@ def test_texts_of_a_parquet_file_that_are_no_utf8_are_one_sentence(tmp_path):
         path.write_bytes(path.read_bytes().replace(b"words", b"w\xffrds"))
         with pytest.raises(WrongInput, match="parquet"):
             read_columns("data", path)
+
+
+@pytest.mark.parametrize("name", ["p0" + "9" * 60, "p" + "9" * 5000, "shadow" + "9" * 60 + "_p0", "p3"])
+def test_a_number_in_the_name_of_a_column_takes_no_memory(tmp_path, name):
+    path = tmp_path / "p.csv"
+    path.write_text(f"p0,p1,label,membership,{name}\n.5,.5,0,1,0\n.25,.75,1,0,0\n")
+    with pytest.raises(WrongInput, match=r"p\.csv has no column (p2|shadow0_p0)"):
+        read_predictions(path)

@@ -49,6 +49,15 @@ def test_rows_carry_round_and_client(attacked):
     assert total[0] < total[1]
 
 
+def test_the_hash_of_the_data_is_in_the_run(attacked, tmp_path):
+    """Of the examples that were used: the name of a data set does not say which files it had."""
+    data, _ = load_data(read(Federate, None, {"examples": 200}))
+    assert json.loads((attacked / "run.json").read_text())["data_sha256"] == data.key
+    flags = ["--out", str(tmp_path / "run"), "--targets", "1", "--attack", "ig:iterations=1:tv=0"]
+    assert main(["invert", *flags]) == 0
+    assert json.loads((tmp_path / "run" / "run.json").read_text())["data_sha256"] == load("digits").key
+
+
 def test_what_the_paper_leaves_unstated_is_in_every_row(tmp_path):
     more = ["--defense", "priprune:step=.1", "--rounds", "1", "--base-pruning", "snip"]
     assert main(["federate", "--out", str(tmp_path / "run"), *TINY, *more]) == 0

@@ -17,7 +17,7 @@ from torch.nn.utils import prune
 
 import secateur
 from secateur.models.create import load_weights
-from secateur.models.formats import check_program, is_brought, key_of_model
+from secateur.models.formats import check_program, is_brought, key_of_model, load_model
 
 WIDTH = 6
 
@@ -282,3 +282,14 @@ def test_metadata_of_another_form_are_one_sentence(net, tmp_path):
         save_file(net.state_dict(), path, {"secateur": content})
         with pytest.raises(secateur.errors.WrongInput, match="metadata"):
             load_weights(net, path)
+
+
+def test_torchscript_is_read_without_a_warning_of_torch(net, tmp_path):
+    """Torch deprecates it, of which a user of a finished model cannot make use."""
+    path = tmp_path / "script.pt"
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        torch.jit.script(net).save(path)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert isinstance(load_model(path), nn.Module)

@@ -1,5 +1,7 @@
 import errno
+import importlib.metadata
 import os
+import tomllib
 from pathlib import Path
 
 import pytest
@@ -10,6 +12,7 @@ from hypothesis import strategies as st
 from safetensors import safe_open
 
 from secateur.errors import WrongInput
+from secateur.runs import artifacts
 from secateur.runs.artifacts import NoSpace, Result, decode, encode, explained, key_of, save, write
 
 KEY = key_of("train", {"seed": 1})
@@ -161,3 +164,16 @@ def test_a_full_device_is_told_in_one_sentence():
         open("/dev/full", "wb", buffering=0) as f,
     ):
         f.write(b"x")
+
+
+def test_a_source_tree_without_metadata_has_a_version_too(tmp_path, monkeypatch):
+    """As where src is on the path and nothing is installed."""
+
+    def missing(name):
+        raise importlib.metadata.PackageNotFoundError(name)
+
+    project = tomllib.loads((Path(__file__).parents[2] / "pyproject.toml").read_text())["project"]
+    monkeypatch.setattr(importlib.metadata, "version", missing)
+    assert artifacts.version.__wrapped__() == project["version"]
+    monkeypatch.setattr(artifacts, "__file__", str(tmp_path / "site-packages/secateur/runs/artifacts.py"))
+    assert artifacts.version.__wrapped__() == "unknown"

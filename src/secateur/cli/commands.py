@@ -46,9 +46,9 @@ KINDS = ("attacks", "defenses", "pruners", "base-prunings", "submodels", "models
 def top(version: Annotated[bool, typer.Option("--version", help="Print the version.")] = False) -> None:
     """Measure what a compressed neural network gives away about its training data."""
     if version:
-        from importlib.metadata import version as installed
+        from secateur.runs.artifacts import version as version_of
 
-        typer.echo(installed("secateur-audit"))
+        typer.echo(version_of())
         raise typer.Exit
 
 

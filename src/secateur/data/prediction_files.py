@@ -145,7 +145,7 @@ def _split_rows(array: np.ndarray) -> Iterator[np.ndarray]:
 
 def _arrange_columns(file: Path, columns: dict[str, Any]) -> dict[str, np.ndarray]:
     """Return the arrays that a file's columns stand for."""
-    classes = _count(columns, r"p(\d+)")
+    classes = _count(columns, r"p\d+")
     if not classes or "label" not in columns or "membership" not in columns:
         raise WrongInput("predictions", f"{file} must have the columns {COLUMNS}")
     probabilities = [f"p{k}" for k in range(classes)]
@@ -158,7 +158,7 @@ def _arrange_columns(file: Path, columns: dict[str, Any]) -> dict[str, np.ndarra
     arrays |= {name: np.asarray(values).astype(str) for name, values in columns.items() if not known.fullmatch(name)}
     if "group" in columns:
         arrays["groups"] = arrays["group"]
-    if shadows := _count(columns, r"shadow(\d+)_p0"):
+    if shadows := _count(columns, r"shadow\d+_p0"):
         tables = [_table(file, columns, [f"shadow{s}_{name}" for name in probabilities]) for s in range(shadows)]
         inside = [_table(file, columns, [f"shadow{s}_membership"])[:, 0] for s in range(shadows)]
         arrays |= {"shadow_probabilities": np.stack(tables), "shadow_membership": np.stack(inside)}
@@ -166,9 +166,8 @@ def _arrange_columns(file: Path, columns: dict[str, Any]) -> dict[str, np.ndarra
 
 
 def _count(columns: dict[str, Any], pattern: str) -> int:
-    """Return one more than the largest number in the columns' names."""
-    numbers = [int(match[1]) for name in columns if (match := re.fullmatch(pattern, name))]
-    return max(numbers, default=-1) + 1
+    """Return the number of columns with such names, which are numbered from 0; `_table` names a gap."""
+    return sum(re.fullmatch(pattern, name) is not None for name in columns)
 
 
 def _table(file: Path, columns: dict[str, Any], names: list[str]) -> np.ndarray:

@@ -61,7 +61,7 @@ def run_black_box(config: Audit, out: Path) -> list[Row]:
 
     config = check_black_box(config)
     data, seed = _read_data(config), config.seeds[0]
-    with open_run(out, "audit", dump(config), seeds=[seed]) as run:
+    with open_run(out, "audit", dump(config), seeds=[seed], data=data.key) as run:
         box = _open_box(config, config.model, data, out)
         data, scaling = _fit_data(config, data, box)
         before = None if config.before is None else _open_box(config, config.before, data, out)

@@ -79,7 +79,7 @@ def run_federate(config: Federate, out: Path, link: Link | None = None) -> list[
     check_federate(config, data, device)
     for text in cautions(config, data):
         log.warning("%s", text)
-    opened = open_run(out, "federate", dump(config), device=str(device), seeds=config.seeds)
+    opened = open_run(out, "federate", dump(config), device=str(device), seeds=config.seeds, data=data.key)
     with page_afterwards(out), deterministic(config.deterministic), opened as run:
         experiment = FederateExperiment(config, run, data, device, link)
         for seeds, method, defense in experiment.jobs():

@@ -74,7 +74,7 @@ def run_invert(config: Invert, out: Path) -> list[Row]:
     """Attack every target with every attack, under every defense, for every seed, into the folder `out`."""
     data, device = prepare(config, check_pictures, data_of)
     check_invert(config, data, device)
-    opened = open_run(out, "invert", dump(config), device=str(device), seeds=config.seeds)
+    opened = open_run(out, "invert", dump(config), device=str(device), seeds=config.seeds, data=data.key)
     with page_afterwards(out), deterministic(config.deterministic), opened as run:
         calibrations: list[dict[Choice, Calibration]] = [{} for _ in config.defense]  # on the first seed, for all
         for seed in config.seeds:

@@ -61,7 +61,7 @@ def run_prune(config: Prune, out: Path) -> list[Row]:
     part = public_split(data, config.seed) if config.rows == "all" else select_audited(config, data)
     folder = out.with_suffix(".run")
     settings = dump_recipes(config, tabular=len(data.input_shape) == 1)
-    opened = open_run(folder, "prune", settings, device=str(device), seeds=[config.seed])
+    opened = open_run(folder, "prune", settings, device=str(device), seeds=[config.seed], data=data.key)
     with deterministic(config.deterministic), opened as run:
         context = SeedContext(run, config, data, device, config.seed, scratch=config.defense.find_part("training"))
         job = ModelJob(context, VICTIM, part)

@@ -73,7 +73,8 @@ class ClientTurn:
         self, net: nn.Module, terms: FederationSpec, server: BroadcastSource, data: Batch, execution: str = "auto"
     ) -> None:
         self.net, self.terms, self.server, self.data = net, terms, server, data
-        self.varies = any(rule is not None for rule in (terms.withholding, terms.custom_turn, terms.upload))
+        rules = (terms.withholding, terms.custom_turn, terms.upload)
+        self.varies = terms.sends_gradients or any(rule is not None for rule in rules)
         self.trainer = ClientTrainer(net, data, server.model, terms.local, terms.custom_turn, execution)
         self.trainer.summing = terms.withholding is not None or terms.sends_gradients or server.base.wants_squares
         self.stacks = self.trainer.stacks and (terms.upload is None or capturable(terms.upload))

@@ -3,10 +3,10 @@
 The device is read only at an evaluation or a checkpoint.
 
 Encoding every message would take longer than training, so sizes are estimated. One update of each kind (under the
-server's mask, or under the client's own) is encoded when the first arrives. It is encoded again in evaluation rounds
-where something changed. Of any other update the bytes of its values are counted; its tables and positions are taken to
-cost as much as the encoded one's. A mask travels as bits, to every client once after each change. Where both sides know
-a mask, positions are sent inside the mask only.
+server's mask, or under the client's own) is encoded when the first arrives. It is encoded again after each change of
+the mask, and in evaluation rounds where something else changed. Of any other update the bytes of its values are
+counted; its tables and positions are taken to cost as much as the encoded one's. A mask travels as bits, to every
+client once after each change. Where both sides know a mask, positions are sent inside the mask only.
 
 The privacy budget of a client under local differential privacy is the epsilon of all its updates (`measure_epsilon`).
 It is for adding or removing one of the client's examples, against a server that sees every update.
@@ -131,6 +131,7 @@ class Traffic:
         self.model_bytes = self.mask_bytes = 0
         self.sizes: dict[str, tuple[int, int]] = {}  # by kind: bytes of an update without its values, and of its values
         self.measured: list[str] = []  # kinds measured under the present mask
+        self.versions: dict[str, int] = {}  # by kind: the version of the mask under which it was measured
         self.encoded: dict[str, int] = {}  # by kind: bytes of a sub-model's message without its values
         self._unread: list[tuple[str, list[int], list[Tensor] | None]] = []
 
@@ -142,7 +143,8 @@ class Traffic:
     def due(self, own_masks: bool, evaluating: bool) -> bool:
         """Return True if the messages of the round are to be measured."""
         kind = _kind(own_masks)
-        return kind not in self.sizes or (evaluating and kind not in self.measured)
+        changed = self.versions.get(kind) != self.version
+        return kind not in self.sizes or ((evaluating or changed) and kind not in self.measured)
 
     def broadcast(self, clients: Sequence[int]) -> None:
         """Count the model sent to these clients, with the mask where theirs is outdated."""
@@ -162,7 +164,7 @@ class Traffic:
         kind, values = _kind(update.own_mask is not None), int(values_of(update, self.squares))
         whole = sum(map(len, messages(update, mask, self.squares).values()))
         self.sizes[kind] = whole - values, values
-        self.measured = [*self.measured, kind]
+        self.measured, self.versions = [*self.measured, kind], self.versions | {kind: self.version}
 
     def submodel_bytes(self, kind: str, message: Params, values: int = 0) -> int:
         """Return the bytes of a sub-model's message, `values` of them for values; one of each kind is encoded."""

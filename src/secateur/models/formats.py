@@ -16,6 +16,7 @@ import importlib
 import io
 import json
 import re
+import warnings
 import zipfile
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
@@ -136,7 +137,9 @@ def _load_script(path: Path) -> nn.Module:
         structure = "name its structure by --model module:function, and the file by --weights"
         raise WrongInput("model", f"{path} holds weights without a structure; {structure}")
     try:
-        return torch.jit.load(path, map_location="cpu")  # type: ignore[no-untyped-call,no-any-return]
+        with warnings.catch_warnings():  # torch deprecates the format, which users cannot change here
+            warnings.simplefilter("ignore")
+            return torch.jit.load(path, map_location="cpu")  # type: ignore[no-untyped-call,no-any-return]
     except Exception as error:  # torch's reader fails in many ways on a damaged file
         raise WrongInput("model", f"{path} cannot be read as TorchScript: {_first_line(error)}") from error
 

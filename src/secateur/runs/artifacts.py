@@ -46,10 +46,18 @@ class Result:
 
 @functools.cache
 def version() -> str:
-    """Return Secateur's version."""
+    """Return Secateur's version: of the installed package, else of the source tree, else "unknown"."""
     import importlib.metadata
+    import tomllib
 
-    return importlib.metadata.version("secateur-audit")
+    try:
+        return importlib.metadata.version("secateur-audit")
+    except importlib.metadata.PackageNotFoundError:  # src is on the path, and nothing is installed
+        try:
+            project = tomllib.loads((Path(__file__).parents[3] / "pyproject.toml").read_text())["project"]
+            return str(project["version"])
+        except (OSError, ValueError, LookupError):
+            return "unknown"
 
 
 def key_of(name: str, depends: dict[str, Any]) -> str:

@@ -1,6 +1,6 @@
 """Folder of a run. A run that is killed at any moment and started again ends with the same rows.
 
-run.json        schema, kind, versions, device, threads, seeds, the command, and the times of start and end.
+run.json        schema, kind, versions, device, threads, seeds, hash of the data, command, times of start and end.
 config.yaml     all settings: a run file that repeats the run.
 results.jsonl   one row per measurement, rebuilt from the stages by every start.
 groups.jsonl    the fields that many rows share; a row names its group (rows.py).
@@ -277,14 +277,24 @@ def _line(content: dict[str, Any]) -> str:
 
 @contextmanager
 def open_run(
-    folder: Path | str, kind: str, config: Mapping[str, Any], *, device: str = "cpu", seeds: Sequence[int] = ()
+    folder: Path | str,
+    kind: str,
+    config: Mapping[str, Any],
+    *,
+    device: str = "cpu",
+    seeds: Sequence[int] = (),
+    data: str | None = None,
 ) -> Iterator[Run]:
-    """Open a folder for a new run or to resume one; leaving the context without an error finishes the run."""
+    """Open a folder for a new run or to resume one; leaving the context without an error finishes the run.
+
+    `data` is the sha256 of the loaded examples and labels (`Dataset.key`), which a name of a data set does not say.
+    """
     folder = Path(folder)
     environment = describe_environment(device)  # first: it may start a process, which would inherit the lock
     with _locked(folder, kind):
         marker = {"schema": SCHEMA, "kind": kind} | environment | {"seeds": list(seeds), "started": _now()}
         marker |= {"command": typed} if (typed := COMMAND.get()) else {}
+        marker |= {} if data is None else {"data_sha256": data}
         run = Run(folder)
         run.write("run.json", json.dumps(marker | {"finished": None}, indent=2))
         with explained(folder):

@@ -202,6 +202,15 @@ def test_bytes_are_those_of_the_messages():
     assert up[0] < 2 * dense  # half of the weights, in two rounds, and tables
 
 
+@pytest.mark.parametrize("evaluate_every", [1, 4])
+@pytest.mark.parametrize("execution", ["sequential", "stacked"])
+def test_bytes_after_a_change_of_the_mask_do_not_wait_for_an_evaluation(execution, evaluate_every):
+    here = made(base=Half(), rounds=8, evaluate_every=evaluate_every, execution=execution)
+    there, _ = over_flower(here)
+    run(here), run(there)
+    assert here.ledger.traffic.up == there.ledger.traffic.up and here.ledger.traffic.down == there.ledger.traffic.down
+
+
 @pytest.mark.parametrize("execution", ["sequential", "stacked"])
 def test_squares_of_weights_without_a_gradient_cost_nothing(execution):
     """Half of the hidden units never fire: their squares are 0, and neither engine sends or counts them."""
