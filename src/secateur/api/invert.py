@@ -26,6 +26,7 @@ from secateur.evaluation.client import (
     check_attack,
     check_shape,
     guard_of,
+    loss_of,
     protect,
     scale,
     transform_of,
@@ -255,4 +256,5 @@ def build_client(
         raise WrongInput("defense", "acts on the gradient of a batch; use none for weights and captured updates")
     transform, known = transform_of(defense, knowledge.mean, knowledge.std), replace(knowledge, net=net)
     state = tree.state_of(net)
-    return AttackedClient(net, state, known, sends_weights, tells_labels, False, guard, transform, precode, seed)
+    client = AttackedClient(net, state, known, sends_weights, tells_labels, False, guard, transform, precode, seed)
+    return replace(client, loss=loss_of(defense, knowledge.batch_size))

@@ -6,7 +6,7 @@ kernel launches. So up to `at_once` clients wait for each other, at most to the 
 is drawn by the target's own round, so it does not depend on the other targets of the call.
 
 An attack with `rounds`, or a schedule with a `history`, takes several rounds of one client as one target. The objective
-is the sum of the matching losses of all rounds, each at the model that was sent in it, so their sent entries are
+is the sum of the matching losses of all rounds, each at its own sent model, so that their sent entries are
 joined. The attacker assumes that the client trained on the same rows in the same order in all of these rounds. That
 holds with `fixed_batches`, or where one batch is all that the client has. Rounds of other rows share no picture, so
 joining them cannot help; the row's note says so. The reconstruction is compared with the last round's examples. The
