@@ -175,6 +175,10 @@ def test_from_python(client, batch):
     report = secateur.invert(client.net, batch, "ig:tv=0.01", defense="dgp", iterations=2)
     (row,) = [row for row in report.rows if row.metric == "psnr" and row.extra["target"] is None]
     assert row.defense == "dgp" and "plainly only" in row.note
+    joined = secateur.invert(client.net, batch, "ig:tv=0.01:rounds=3", defense="noise", iterations=2, repeats=3)
+    assert any("its last 3 rounds are of the same examples" in row.extra.get("knows", "") for row in joined.rows)
+    with pytest.raises(WrongInput, match="rounds: 3 cannot be joined"):
+        secateur.invert(client.net, batch, "ig:tv=0.01:rounds=3", iterations=2)
     with pytest.raises(WrongInput, match="acts on the gradient of a batch"):
         secateur.invert(client.net, batch, "ig", defense="dgp", local_steps=1, iterations=2)
     with pytest.raises(WrongInput, match="adv acts on training"):
