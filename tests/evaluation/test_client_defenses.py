@@ -9,6 +9,7 @@ from typer.testing import CliRunner
 
 import secateur
 from secateur import tree
+from secateur.attacks.inversion.gradient_matching import aim_at
 from secateur.attacks.inversion.updates import gradient_update
 from secateur.cli import app
 from secateur.config import Invert, defense, defense_of_clients, inversion, read
@@ -16,9 +17,10 @@ from secateur.defenses.adgp import AlignedDualGradientPruning as Adgp
 from secateur.defenses.dgp import DualGradientPruning
 from secateur.defenses.error_feedback import RESIDUAL, ErrorFeedback
 from secateur.defenses.noise import GaussianNoise
+from secateur.defenses.ppb import PairBasedPosteriorBalancing
 from secateur.errors import WrongInput
 from secateur.evaluation.attack_strength import Strength, list_missing
-from secateur.evaluation.client import AttackedClient, UploadDefense, add_cautions, caution, guard_of
+from secateur.evaluation.client import AttackedClient, UploadDefense, add_cautions, caution, guard_of, loss_of
 from secateur.experiments.invert import plan, run_invert
 from secateur.interfaces import Batch, Knowledge
 from secateur.models.small import lenet_zhu
@@ -78,8 +80,8 @@ def test_a_residual_of_another_model_is_refused(client, batch, tmp_path):
 
 
 def test_no_defense_is_passed_over_in_silence():
-    with pytest.raises(WrongInput, match="ppb acts on loss, not on what is sent"):
-        guard_of(defense("ppb+dgp"), None, 0)
+    with pytest.raises(WrongInput, match="adv acts on fine-tuning, not on what is sent"):
+        guard_of(defense("adv+dgp"), None, 0)
 
 
 def test_the_command_takes_defenses_and_refuses_others():
@@ -173,10 +175,14 @@ def test_from_python(client, batch):
     report = secateur.invert(client.net, batch, "ig:tv=0.01", defense="dgp", iterations=2)
     (row,) = [row for row in report.rows if row.metric == "psnr" and row.extra["target"] is None]
     assert row.defense == "dgp" and "plainly only" in row.note
+    joined = secateur.invert(client.net, batch, "ig:tv=0.01:rounds=3", defense="noise", iterations=2, repeats=3)
+    assert any("its last 3 rounds are of the same examples" in row.extra.get("knows", "") for row in joined.rows)
+    with pytest.raises(WrongInput, match="rounds: 3 cannot be joined"):
+        secateur.invert(client.net, batch, "ig:tv=0.01:rounds=3", iterations=2)
     with pytest.raises(WrongInput, match="acts on the gradient of a batch"):
         secateur.invert(client.net, batch, "ig", defense="dgp", local_steps=1, iterations=2)
-    with pytest.raises(WrongInput, match="ppb acts on training"):
-        secateur.invert(client.net, batch, "ig", defense="ppb")
+    with pytest.raises(WrongInput, match="adv acts on training"):
+        secateur.invert(client.net, batch, "ig", defense="adv")
     with pytest.raises(WrongInput, match="dgp acts on updates"):
         secateur.audit(client.net, batch, (1 - batch.inputs, batch.labels), pruner="snip", defense="dgp")
 
@@ -184,7 +190,7 @@ def test_from_python(client, batch):
 @pytest.mark.parametrize(
     ("given", "sentence"),
     [
-        ({"defense": "ppb"}, "ppb acts on training; use secateur audit or secateur prune"),
+        ({"defense": "adv"}, "adv acts on training; use secateur audit or secateur prune"),
         ({"defense": "basic"}, "basic acts on training"),
         ({"defense": "error-feedback"}, "use for example dgp\\+error-feedback"),
         ({"defense": "dp+error-feedback"}, "residual cannot be added"),
@@ -271,3 +277,55 @@ def test_users_that_follow_are_attacked_from_the_command_line_and_from_python(tm
     assert secateur.invert(net, two, "ig:iterations=2", defense="adgp:chosen=false", batch_size=1).rows
     with pytest.raises(WrongInput, match="at least two updates"):
         secateur.invert(net, two, "ig:iterations=2", defense="adgp:chosen=false")
+
+
+# A client's loss -----------------------------------------------------------------------------------------------
+def paired(client, rng):
+    """A client that trains with PPB on two examples, and these."""
+    batch = Batch(torch.rand(2, 1, 8, 8, generator=rng), torch.tensor([3, 5]))
+    known = dataclasses.replace(client.knowledge, batch_size=2)
+    return dataclasses.replace(client, knowledge=known, loss=loss_of(defense("ppb"), 2)), batch
+
+
+def test_under_ppb_the_server_sees_the_gradient_of_that_loss(client, rng):
+    balanced, batch = paired(client, rng)
+    ppb = PairBasedPosteriorBalancing()
+    wanted = gradient_update(client.net, client.state, batch, loss=ppb).values
+    plain = gradient_update(client.net, client.state, batch).values
+    unaware, sent = update(balanced, batch)
+    assert all(torch.equal(sent[name], value) for name, value in wanted.items())
+    assert any(not torch.allclose(sent[name], value) for name, value in plain.items())
+    aware, _ = update(balanced, batch, inversion("ig:adaptive=loss"))
+    assert unaware.loss is torch.nn.functional.cross_entropy and aware.loss == ppb
+    assert "the client's loss" in balanced.meet_attack(inversion("ig:adaptive=loss").make()).knows
+
+
+def test_only_an_attacker_who_knows_the_loss_matches_the_truth(client, rng):
+    balanced, batch = paired(client, rng)
+    balanced, losses = dataclasses.replace(balanced, loss=PairBasedPosteriorBalancing(100.0)), {}
+    for mode in ("none", "loss"):
+        attack = inversion(f"ig:adaptive={mode}").make()
+        knowledge, (views,) = dataclasses.replace(balanced, tells_labels=True).show_targets(attack, [batch], None)
+        trials = attack.trials([aim_at(attack, views, knowledge, 0)], [0], knowledge)
+        state = trials.begin()
+        state["inputs"].copy_(batch.inputs[None])
+        losses[mode] = float(trials.look(state).matching)
+    assert abs(losses["loss"]) < 1e-5 < 1e-4 < losses["none"]
+
+
+def test_a_loss_of_pairs_is_refused_where_there_are_none():
+    with pytest.raises(WrongInput, match="batch_size: ppb balances pairs of examples, and an update of one has none"):
+        loss_of(defense("ppb"), 1)
+    assert loss_of(defense("dgp"), 1) is None
+    assert "(adaptive: loss) may see more" in caution(defense("ppb"), [PLAIN])
+    with pytest.raises(WrongInput, match=r"ppb changes the loss of training, .* use secateur invert"):
+        defense_of_clients("ppb")
+
+
+def test_the_command_attacks_a_client_that_trains_with_ppb(tmp_path):
+    fields = {"data": "digits", "attack": "ig:tv=0.01,ig:tv=0.01:adaptive=loss", "iterations": 2, "targets": 1}
+    rows = run_invert(read(Invert, None, fields | {"batch_size": 2, "defense": "ppb+dgp"}), tmp_path / "run")
+    assert {row.attack for row in rows if row.metric == "psnr" and row.attack} == {
+        "ig:iterations=2:tv=0.01",
+        "ig:adaptive=loss:iterations=2:tv=0.01",
+    }

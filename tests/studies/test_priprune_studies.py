@@ -25,7 +25,7 @@ from secateur.studies.study import read_scales, select_steps
 from secateur.studies.table import find_printed
 
 OWN = ["fig3", "fig6", "fig8", "table2", "fig9", "tablea1", "figa1", "figa2", "figa3", "figa4", "figa5"]
-OURS = ["alpha", "defenses", "squares"]
+OURS = ["alpha", "joined", "defenses", "squares"]
 TESTED = {"qmnist": 10_000}
 SCALES = read_scales("priprune")
 
@@ -391,3 +391,21 @@ def test_what_two_studies_share_is_run_once(folder):
 def test_all_studies_are_known():
     known = {name for name in catalogue.methods("study") if name.startswith("priprune-")}
     assert {f"priprune-{name}" for name in OWN + OURS} <= known
+
+
+def test_only_rounds_that_were_joined_decide_if_joining_reveals_more():
+    """Of two updates one is of a client that was met before: .30 alone, .42 joined."""
+    alone, together = "sgi:adaptive=support:follows=true", "sgi:adaptive=support:follows=true:rounds=3"
+    rows = [
+        row("nmi_256", nmi, "snip", "largest", attack, number, client=1, **({"history": history} if history else {}))
+        for attack, number, history, nmi in (
+            (alone, 4, None, 0.30),
+            (together, 4, 3, 0.42),
+            (alone, 2, None, 0.9),
+            (together, 2, 1, 0.1),
+        )
+    ]
+    lines, (finding,) = tables.join_rounds(PripruneResults(rows, TESTED))
+    assert "-0.12" in finding.measured and len(lines) == 2
+    _, (nothing,) = tables.join_rounds(PripruneResults([one for one in rows if one.extra["round"] == 2], TESTED))
+    assert nothing.verdict == "undecided"

@@ -26,6 +26,7 @@ from secateur.evaluation.client import (
     check_attack,
     check_shape,
     guard_of,
+    loss_of,
     protect,
     scale,
     transform_of,
@@ -70,6 +71,7 @@ def invert(
     batchnorm: Literal["eval", "batch"] = "eval",
     local_steps: int | None = None,
     learning_rate: float | None = None,
+    repeats: int = 1,
     generator: Callable[[Tensor, Tensor], Tensor] | None = None,
     public: Examples | None = None,
     seed: int = 0,
@@ -95,6 +97,7 @@ def invert(
         batchnorm: The mode of BatchNorm in which the client computes its update.
         local_steps: The client's steps; if given, it sends its weights after them instead of a gradient.
         learning_rate: The client's; 0.1 for a batch.
+        repeats: The rounds in a row that are of the same batch, which an attack with `rounds` joins.
         generator: A function of noise (N, 128) and labels that makes pictures, for attacks that search through one.
         public: Inputs and labels of the attacker's own, none of them in the batch. An attack such as ig chooses its
             weight of total variation on them; without them it runs with every weight, each under a name of its own.
@@ -130,7 +133,9 @@ def invert(
     if from_batch:
         guarded = with_policies_for_model(guarded, model, _join_targets(targets), centre, spread, seed)
     sends_weights = local_steps is not None if from_batch else isinstance(targets[0], Weights)
+    check_whole("repeats", repeats)
     client = build_client(knowledge, targets, guarded, residual, sends_weights, labels == "oracle", seed)
+    client = replace(client, repeats=repeats)
     for choice in chosen:
         check_attack(choice, client, targets[0], chance_of(seed, choice)[0])
     common = {"model": name, "dataset": "given", "seed": seed, "defense": str(guarded)}
@@ -255,4 +260,5 @@ def build_client(
         raise WrongInput("defense", "acts on the gradient of a batch; use none for weights and captured updates")
     transform, known = transform_of(defense, knowledge.mean, knowledge.std), replace(knowledge, net=net)
     state = tree.state_of(net)
-    return AttackedClient(net, state, known, sends_weights, tells_labels, False, guard, transform, precode, seed)
+    client = AttackedClient(net, state, known, sends_weights, tells_labels, False, guard, transform, precode, seed)
+    return replace(client, loss=loss_of(defense, knowledge.batch_size))

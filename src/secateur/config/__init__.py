@@ -13,6 +13,7 @@ from secateur.config.files import dump, dump_recipes, list_code, parse_fields, p
 from secateur.config.invert import Invert
 from secateur.config.methods import (
     FEDERATED,
+    TRAINED,
     UPDATES,
     base_pruning,
     check_together,
@@ -29,6 +30,7 @@ from secateur.config.sweep import Reproduce, Sweep, Work
 
 __all__ = [
     "FEDERATED",
+    "TRAINED",
     "UPDATES",
     "Audit",
     "Common",

@@ -15,6 +15,7 @@ from secateur.errors import WrongInput, unknown
 
 UPDATES = ("upload", "residual", "inputs", "model")  # `acts_on` of defenses that act on the client's update
 SENT = ("upload", "residual")  # those of them that rewrite an update
+TRAINED = "loss"  # `acts_on` of defenses of a model's training that a client's update may have too
 FEDERATED = ("client",)  # `acts_on` of defenses that only a federation has
 
 
@@ -117,7 +118,7 @@ def defense_of_updates(value: Any) -> Defense:
     parsed = defense(value)
     _refuse(parsed, FEDERATED, "acts on the clients of a federation; use secateur federate")
     for part in parsed.parts:
-        if part.method.info["acts_on"] not in UPDATES and part.name != "none":
+        if part.method.info["acts_on"] not in (*UPDATES, TRAINED) and part.name != "none":
             raise WrongInput("defense", f"{part.name} acts on training; use secateur audit or secateur prune")
     upload_of(parsed)  # refuses defenses that cannot be joined
     return parsed

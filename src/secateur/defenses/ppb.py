@@ -11,8 +11,10 @@ from secateur.catalogue import method
 from secateur.defenses import AGAINST_TRAINING
 from secateur.errors import check_number
 
+STRONGEST = f"{AGAINST_TRAINING}; on updates adaptive=loss"
 
-@method("defense", "ppb", "samia_ppb", acts_on="loss", strongest=AGAINST_TRAINING)
+
+@method("defense", "ppb", "samia_ppb", acts_on="loss", adaptive=("loss",), strongest=STRONGEST)
 @dataclass(frozen=True)
 class PairBasedPosteriorBalancing:
     """Cross-entropy plus the divergence between the ranked posteriors of paired examples (samia_ppb Eq. 6).
@@ -20,6 +22,9 @@ class PairBasedPosteriorBalancing:
     Acts on: the loss of fine-tuning. Batches are shuffled, so an example of the first half and one of the second half
     are a random pair without replacement. In an odd batch the last example has no pair. Both terms are means here, so
     the divergence weighs twice as much as in Eq. 6 divided by the batch size B, which sums over B / 2 pairs.
+
+    A client may train with it too (`secateur invert`): its update is then the gradient of this loss, which an attacker
+    knows (adaptive=loss) or takes for that of the cross-entropy.
     """
 
     strength: float = 4.0  # lambda; the paper tries 1, 2, 4, 8, 16

@@ -16,7 +16,7 @@ from torch import Generator, Tensor, nn
 from secateur.attacks.inversion.adaptive import PLAIN, Adaptive, mode_of_attack, support
 from secateur.attacks.inversion.updates import gradient_update, statistics_of, weights_update
 from secateur.catalogue import Choice, Defense
-from secateur.config import UPDATES
+from secateur.config import TRAINED, UPDATES
 from secateur.data.dataset import Dataset
 from secateur.defenses.adgp import AlignedDualGradientPruning
 from secateur.defenses.dp_common import Guarantee
@@ -29,6 +29,7 @@ from secateur.interfaces import (
     Gradient,
     InversionAttack,
     Knowledge,
+    Loss,
     Mask,
     Params,
     ServerView,
@@ -46,6 +47,7 @@ GUESSES: Mapping[Adaptive, str] = {
     "layer": "that one layer is not to be trusted",
     "reapply": "that the update was compressed, but not how",
     "mask": "that small entries are noise where something was dropped",
+    "loss": "the client's loss",
 }
 Target = Batch | Gradient | Weights  # examples that the client makes an update of, or a captured update
 
@@ -65,6 +67,7 @@ class AttackedClient:
     precode: Precode | None = None  # the settings of the network's bottleneck
     seed: int = 0  # of the random numbers of transform and noise
     adaptive: Adaptive = "none"  # how the attacker adapts
+    loss: Loss | None = None  # of the client where a defense changes it; an attacker knows it by adaptive=loss alone
     repeats: int = 1  # rounds in a row that are of one target's examples; the last of them is attacked
     remembered: tuple[str, ...] = ()  # the attacker's use of earlier rounds, in words
 
@@ -76,7 +79,8 @@ class AttackedClient:
         if getattr(attack, "follows", False) and self.guard is not None and self.guard.feeds_back:
             remembered = ["which entries the client sent last"] if self.guard.sent or self.repeats > 1 else []
         remembered += [f"that its last {rounds} rounds are of the same examples"] if rounds > 1 else []
-        known = replace(self.knowledge, compression=compression)
+        known = self.truthful if adaptive == "loss" else self.knowledge
+        known = replace(known, compression=compression)
         return replace(self, knowledge=known, adaptive=adaptive, remembered=tuple(remembered))
 
     def show_targets(
@@ -141,7 +145,7 @@ class AttackedClient:
         self, net: nn.Module, sent: Params, target: Batch, number: int, turn: int, memory: Params | None
     ) -> tuple[Gradient | Weights, Params | None]:
         """Return a target's update of one round, and the state that its upload keeps for the next one."""
-        known, held = self.knowledge, self._draw_state(net, sent, target, number, turn)
+        known, held = self.truthful, self._draw_state(net, sent, target, number, turn)
         if self.precode is not None and self.precode.divergence:
             net, loss = with_divergence(net, known.loss, self.precode.beta)
             known = replace(known, loss=loss)
@@ -162,7 +166,7 @@ class AttackedClient:
 
     def measure_residual(self, targets: Sequence[Target]) -> list[float]:
         """Return, for each target, the norm of the residual before it divided by that of its gradient."""
-        guard, known, ratios = self.guard, self.knowledge, []
+        guard, known, ratios = self.guard, self.truthful, []
         if guard is None or not guard.feeds_back or guard.residual is None:
             return []
         for number, target in enumerate(targets):
@@ -179,6 +183,11 @@ class AttackedClient:
         if self.precode is None or getattr(attack, "adaptive", "none") != "none":
             return net
         return with_noise(net, noise_of(net, self.knowledge.batch_size, derive(self.seed, "noise", "attacker")))
+
+    @property
+    def truthful(self) -> Knowledge:
+        """The knowledge of the client itself, which has its own loss."""
+        return self.knowledge if self.loss is None else replace(self.knowledge, loss=self.loss)
 
     @property
     def sends(self) -> str:
@@ -311,7 +320,7 @@ def guard_of(
 ) -> UploadDefense | None:
     """Return the guard of a defense; error feedback uses the residual, adgp another user's batch."""
     for part in defense.parts:
-        if part.name != "none" and part.method.info["acts_on"] not in UPDATES:
+        if part.name != "none" and part.method.info["acts_on"] not in (*UPDATES, TRAINED):
             raise WrongInput("defense", f"{part.name} acts on {part.method.info['acts_on']}, not on what is sent")
     upload = upload_of(defense)
     if upload is None:
@@ -328,6 +337,15 @@ def protect(net: nn.Module, defense: Defense, classes: int, rng: Generator) -> t
     if precode is None or bottleneck_of(net) is not None:
         return net, precode
     return with_bottleneck(net, classes, rng, precode.size), precode
+
+
+def loss_of(defense: Defense, batch_size: int) -> Loss | None:
+    """Return the loss of a client whose defense changes it; refuse a loss of pairs for updates of one example."""
+    part = defense.find_part(TRAINED)
+    if part is not None and batch_size < 2:
+        alone = f"{part.name} balances pairs of examples, and an update of one has none"
+        raise WrongInput("batch_size", f"{alone}: it would be the plain one; use 2 or more")
+    return None if part is None else part.make()
 
 
 def transform_of(defense: Defense, mean: Tensor, std: Tensor) -> Transform | None:

@@ -26,7 +26,7 @@ from secateur.data.load import load
 from secateur.defenses.ats import CHOSEN, SEARCH, AutomaticTransformationSearch, search, write_policies
 from secateur.errors import WrongInput
 from secateur.evaluation.calibration import UPDATES
-from secateur.evaluation.client import AttackedClient, Target, guard_of, protect, scale, transform_of
+from secateur.evaluation.client import AttackedClient, Target, guard_of, loss_of, protect, scale, transform_of
 from secateur.evaluation.update_files import read_update
 from secateur.experiments.context import SeedContext, file_key
 from secateur.gpu.determinism import device_key
@@ -86,7 +86,7 @@ def client_of(config: Invert, data: Dataset, device: torch.device, seed: int, de
     state, transform = tree.state_of(net), transform_of(defense, knowledge.mean, knowledge.std)
     tells = (config.labels == "oracle", config.statistics)
     client = AttackedClient(net, state, knowledge, weights, *tells, guard, transform, precode, seed)
-    return replace(client, repeats=config.repeats)
+    return replace(client, loss=loss_of(defense, config.batch_size), repeats=config.repeats)
 
 
 def targets_of(config: Invert, data: Dataset, device: torch.device, seed: int) -> list[Target]:

@@ -49,7 +49,7 @@ def train_before(client: AttackedClient, config: Invert, context: SeedContext, d
 
     The training is a stage of the run.
     """
-    net, loss = client.net, client.knowledge.loss
+    net, loss = client.net, client.truthful.loss
     if client.precode is not None:
         net, loss = with_divergence(net, loss, client.precode.beta)
     plan = Plan(

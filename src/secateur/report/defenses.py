@@ -8,7 +8,9 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
+from secateur.attacks.inversion.adaptive import PLAIN
 from secateur.catalogue import split
+from secateur.evaluation.attack_strength import read_mode
 from secateur.metrics.estimates import Measure, mean
 from secateur.report import plotting, summary, table
 from secateur.report.inversion import Sheet, build_sheets, name_comparison
@@ -45,9 +47,8 @@ def build_defense_sheets(figures: Iterable[Labels]) -> list[Sheet]:
 
 def _name_line(figure: Labels) -> str:
     """Return the defense, and the setting of an attacker that knows it."""
-    settings = split(str(figure["attack"]))[1:]
-    adaptive = [text.partition("=")[2] for text in settings if text.startswith("adaptive=")]
-    return ", ".join([str(figure.get("defense") or "none"), *(f"attacker: {text}" for text in adaptive)])
+    mode = read_mode(str(figure["attack"]))
+    return str(figure.get("defense") or "none") + ("" if mode == PLAIN else f", attacker: {mode}")
 
 
 def draw_epochs(rows: Iterable[Row]) -> list[View]:

@@ -8,7 +8,9 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
+from secateur.attacks.inversion.adaptive import PLAIN
 from secateur.catalogue import split
+from secateur.evaluation.attack_strength import read_mode
 from secateur.report import federation, plotting
 from secateur.report.federation import CHANCE, NMI, name_federation, name_group, shorten_names, split_method
 from secateur.report.inversion import Sheet, build_sheets
@@ -258,5 +260,5 @@ def is_federation_picture(figure: Labels) -> bool:
 
 def _name_attack(text: str) -> str:
     """Return the attack's name, and how it adapts."""
-    first, *settings = split(text)
-    return ", ".join([first, *(x.replace("adaptive=", "adapts by: ") for x in settings if "adaptive" in x)])
+    mode = read_mode(text)
+    return split(text)[0] + ("" if mode == PLAIN else f", adapts by: {mode}")

@@ -109,10 +109,13 @@ def name_comparison(figure: Labels) -> str:
         >>> labels = {"model": "m", "dataset": "d", "batch_size": 4, "stage": "weights given", "labels": "oracle"}
         >>> name_comparison(labels)
         'm on d, batches of 4, weights given, labels known'
+        >>> name_comparison({"model": "m", "dataset": "d", "stage": "after 300 rounds"})
+        'm on d, after 300 rounds'
     """
     size = figure.get("batch_size", 1)
     parts = [name_setting(figure), *([f"batches of {size}"] if size > 1 else [])]
-    parts += [TRAINED] if figure.get("stage") == TRAINED else []
+    stage = str(figure.get("stage"))
+    parts += [stage] if stage == TRAINED or stage.startswith("after ") else []
     return ", ".join([*parts, *(["labels known"] if figure.get("labels") == "oracle" else [])])
 
 

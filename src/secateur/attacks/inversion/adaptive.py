@@ -2,7 +2,7 @@
 
 support: compare only non-zero entries of the update. layer: leave a defended layer out. reapply: compress the trial's
 gradient as the client did. mask: estimate the kept entries of an update whose pruned entries hold noise, and compare
-only these.
+only these. loss: take the gradient of a trial by the client's own loss, where that is not the cross-entropy.
 
 More parts of a mode use what the server saw besides one update. follows: leave out entries that the client did not send
 the last time. With error feedback, or where a client keeps a withheld weight, such an entry holds changes of earlier
@@ -26,7 +26,7 @@ from secateur.functional import Noisy, classifier
 from secateur.interfaces import Knowledge, Mask, Params, ServerView, Weights
 from secateur.seeding import derive
 
-Adaptive = Literal["none", "support", "layer", "reapply", "mask"]
+Adaptive = Literal["none", "support", "layer", "reapply", "mask", "loss"]
 Compression = Callable[[Params], Params]
 PLAIN = "none"  # the mode of an attacker who does not know of the defense
 FOLLOWS = "follows"  # the part of a mode: the attacker remembers which entries the client sent last

@@ -26,7 +26,10 @@ FITTINGS = 100  # of alternating least squares; each is exact in one of the two
 SCALES = 4001  # tried before the zoom: |x| / |k x^T| = 1 / |k|, and |k| < 1.5 for the cross-entropy
 ZOOMS = 12  # each narrows the bracket 32 times
 FITS = 1e-6  # largest residual of a solution, relative to the gradient's norm
-SENSELESS = "reapply means nothing here: r-gap solves for the picture and tries none, so there is no trial to compress"
+SENSELESS = {
+    "reapply": "r-gap solves for the picture and tries none, so there is no trial to compress",
+    "loss": "losses that a defense changes are of several examples, and r-gap solves for one",
+}
 
 
 @method(
@@ -55,8 +58,9 @@ class RGap(InversionAttack):
     layer: str | None = None  # left out by adaptive=layer; None: the layer with the most zeros
 
     def __post_init__(self) -> None:
-        if self.adaptive == "reapply":
-            raise WrongInput("attack r-gap adaptive", f"{SENSELESS}; allowed: none, support, layer, mask")
+        if self.adaptive in SENSELESS:
+            reason = f"{self.adaptive} means nothing here: {SENSELESS[self.adaptive]}"
+            raise WrongInput("attack r-gap adaptive", f"{reason}; allowed: none, support, layer, mask")
 
     def check(self, knowledge: Knowledge, view: ServerView) -> None:
         """Refuse several examples, several local steps, and networks that are no invertible chain of layers."""

@@ -28,6 +28,7 @@ DEVIATIONS = {"randn": 1.0, "dct": 0.18}  # of a measurement whose row has norm 
 SENSELESS: dict[Adaptive, str] = {
     "layer": "reads the gradient of its own imprint block alone, so no other layer's is there to be left out",
     "reapply": "reads the pictures off the gradient and tries none, so there is no trial to compress again",
+    "loss": "reads the pictures off ratios of gradients, which are the same under every loss",
 }
 LOWEST = -10.0  # deviations: all pictures lie above the first threshold
 FEW = 0.01  # of a row's entries: where fewer change, equal entries at a pruning's threshold were parted

@@ -44,7 +44,7 @@ from secateur.studies.study import Scale, load_pictures
 
 CIFAR10 = "cifar10"
 TESTED = 0.2  # test share of a data set without a test part
-ADAPTIVE = ("support", "layer", "reapply", "mask", "support+follows")
+ADAPTIVE = ("support", "layer", "reapply", "mask", "support+follows", "loss")
 NAMES = {"gi": "gi-dgp-paper"}  # catalogue names of attacks with the settings of the dgp paper
 LAST = (  # measures of a training's last epoch
     *("train_loss", "gamma_1", "gamma_1_whole", "gradient_square", "residual_mean", "error_norm"),

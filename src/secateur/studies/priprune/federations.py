@@ -87,6 +87,7 @@ class Federations:
     attacks: tuple[str, ...] = ("sgi",)
     broadcast: Literal["masked", "dense"] = "masked"
     view: Literal["update", "sum"] = "update"  # the server sees every client's update, or only their sum
+    fixed: bool = False  # a client has the same examples in every round
     brief: bool = False  # few rounds: only the attack matters
     model: str | None = None  # None: the stand-in for the data set's network
     batch_size: int | None = None
@@ -174,6 +175,7 @@ class PripruneSetting:
             "averaging": "coverage" if scale.coverage else "weighted",
             "broadcast": step.broadcast,
             "view": step.view,
+            "fixed_batches": step.fixed,
             "evaluate_every": max(1, rounds // scale.evaluated),
             "attack": attacks,
             "attack_every": rounds // attacked,

@@ -1,11 +1,12 @@
 """Tables of priprune: attacks on base prunings (Figs. 3, A1, A2 and A3), then defenses.
 
-Those are Table 2, Table A1, Figs. 6, 8, 9, A4 and A5. Two more are not in the paper: `alpha`, about settings that the
-paper does not state, and `defenses`, with all defenses on one axis.
+Those are Table 2, Table A1, Figs. 6, 8, 9, A4 and A5. Three more are not in the paper: `alpha`, about settings that the
+paper does not state, `join_rounds`, about clients whose batch repeats, and `defenses`, with all on one axis.
 """
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from itertools import pairwise
@@ -237,6 +238,22 @@ def defenses(results: PripruneResults) -> Tabulated:
         _judge_balance(results, learnt, [federation for federation in alone if federation != learnt]),
         *_judge_sums(results, learnt),
     ]
+
+
+def join_rounds(results: PripruneResults) -> Tabulated:
+    """Return the leakage of clients whose batch repeats, alone and joined over their rounds.
+
+    Updates of clients that the server had not met before are left out of the verdict: nothing was joined there.
+    """
+    cases: Cases = {}
+    for federation in results.cells:
+        for attack in results.attacks_on(federation):
+            alone = re.sub(r":rounds=\d+", "", attack)
+            if alone != attack:
+                met = [row for row in results.rows_of(federation, NMI, attack) if row.extra.get("history", 1) > 1]
+                several = {(row.seed, row.extra["round"], row.extra["client"]): row.value or 0.0 for row in met}
+                cases[federation.defense] = paired_difference(results.course(federation, NMI, alone), several)
+    return lines(results), results.judge("joined", alone=cases)
 
 
 def _format_printed(results: PripruneResults, federation: PripruneFederation) -> str:
