@@ -117,8 +117,8 @@ class FederationFields(Common):
         "With --submodels membership attacks on models too, such as yeom.",
         repeat=True,
     )
-    membership: Annotated[list[Literal["yeom", "lira"]], BeforeValidator(split_membership)] = flag(
-        "none", "Membership attacks on updates: yeom, lira. With --submodels use --attack.", repeat=True
+    membership: Annotated[list[Literal["yeom", "lira", "rmia"]], BeforeValidator(split_membership)] = flag(
+        "none", "Membership attacks on updates: yeom, lira, rmia. With --submodels use --attack.", repeat=True
     )
     attack_every: base.Count | None = flag(None, "Rounds from one attack to the next. By default only the last.")
     attack_at: Annotated[list[base.Count], *base.ANY] = flag("none", "Rounds to attack, such as 5,10,20.", repeat=True)
