@@ -36,7 +36,7 @@ OTHER_KIND = {  # `--attack` takes one of two kinds, and users easily confuse th
     "attack": (
         "inversion",
         "is an inversion attack, and a membership attack is expected here; "
-        "inversion attacks are for secateur invert, and for --attack of secateur federate without --submodels",
+        "inversion attacks are for secateur invert, and for --attack of secateur federate",
     ),
     "inversion": (
         "attack",

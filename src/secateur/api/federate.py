@@ -101,7 +101,7 @@ def federate(
         submodels: A channel rule such as "mapp-fl".
         defense: The clients' defense, as in `secateur list`.
         attack: Inversion attacks on updates; the inputs must be pictures.
-        membership: Membership attacks (yeom, lira) on the same clients; non-members are the examples of `test`.
+        membership: Membership attacks (yeom, lira, rmia) on the same clients; non-members are the examples of `test`.
         attack_every: Attack every so many rounds; None: in the last round only.
         attack_at: The rounds to attack, instead of `attack_every`.
         attack_clients: The number of attacked clients in a round, "all", or a list of clients.

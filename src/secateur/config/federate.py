@@ -117,8 +117,8 @@ class FederationFields(Common):
         "With --submodels membership attacks on models too, such as yeom.",
         repeat=True,
     )
-    membership: Annotated[list[Literal["yeom", "lira"]], BeforeValidator(split_membership)] = flag(
-        "none", "Membership attacks on updates: yeom, lira. With --submodels use --attack.", repeat=True
+    membership: Annotated[list[Literal["yeom", "lira", "rmia"]], BeforeValidator(split_membership)] = flag(
+        "none", "Membership attacks on updates: yeom, lira, rmia. With --submodels use --attack.", repeat=True
     )
     attack_every: base.Count | None = flag(None, "Rounds from one attack to the next. By default only the last.")
     attack_at: Annotated[list[base.Count], *base.ANY] = flag("none", "Rounds to attack, such as 5,10,20.", repeat=True)
@@ -156,6 +156,9 @@ class SubmodelFields(FederationFields):
     redraw_sizes: bool = field(False, "Draw the clients' sizes for every seed, not once as in the paper.")
     exposure: Annotated[list[base.OneAttack], *base.ANY] = field("none", "Membership attacks; set by attack.")
     shadow_clients: Annotated[int, Field(ge=2)] = field(8, "The attacker's clients for lira and rmia.")
+    shadow_federations: Annotated[int, Field(ge=0)] = field(
+        0, "The attacker's federations for lira and rmia, as long as the attacked one. 0: shadow_clients, for one turn."
+    )
     scoring: Literal["mixed", "apart", "fixed"] = field("mixed", "Batches that score examples under static BatchNorm.")
     knowledge: Literal["max", "min"] = field("max", "Known members, of 3 and 1 %; the paper prints min.")
     asks_known: bool = field(False, "Score the known members too, as in the paper.")
@@ -178,6 +181,11 @@ class Federate(SubmodelFields):
         if self.local_steps is None and self.local_epochs is None:
             return 1 if self.method == "fedsgd" else 5
         return self.local_steps
+
+    @property
+    def _learns(self) -> bool:
+        """True if an attack on sub-models learns from shadows."""
+        return any(attack.name != "yeom" for attack in self.exposure)
 
     @property
     def attacks(self) -> list[Choice]:
@@ -219,6 +227,11 @@ class Federate(SubmodelFields):
         if self.advise and len(self.exposure) != 1:
             raise WrongInput("attack", f"{len(self.exposure)} attacks are set; advise needs one, for example yeom")
         check_whole("shadow_clients", self.shadow_clients, 2, even=True)
+        if self.shadow_federations:
+            check_whole("shadow_federations", self.shadow_federations, 4, even=True)
+            if self.advise or not self._learns:
+                advice = "they are for the attacks lira and rmia, and not for advise"
+                raise WrongInput("shadow_federations", f"{self.shadow_federations} would learn nothing; {advice}")
         for name in NOT_WITH_SUBMODELS:
             if name in changed:
                 instead = INSTEAD.get(name, "leave it out")

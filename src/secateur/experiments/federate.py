@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
+from torch import nn
 
 from secateur.catalogue import Choice, Defense
 from secateur.config import Federate, dump
@@ -45,10 +46,13 @@ from secateur.federated.result_rows import RecordedFederation, labels_of, record
 from secateur.federated.sampling import sampler_of
 from secateur.federated.spec import FederationSpec, SubmodelSpec
 from secateur.federated.stacked_rounds import room_for
+from secateur.federated.submodels.exposure import ExposureObserver
 from secateur.federated.submodels.federation import StackedFederations, SubmodelFederation
 from secateur.federated.submodels.inversion import check_submodel_attacks, check_submodel_orders, submodel_knowledge
 from secateur.federated.submodels.local_baseline import LocalBaseline
+from secateur.federated.submodels.membership_attacks import ShadowModels
 from secateur.federated.submodels.networks import build_narrow, without_statistics
+from secateur.federated.submodels.shadow_federations import ShadowRun
 from secateur.federated.submodels.structure import Structure
 from secateur.federated.traffic import Measure, check_spending
 from secateur.gpu.determinism import deterministic
@@ -164,13 +168,35 @@ class FederateExperiment:
         else:
             options |= {"beside": beside}
             if config.exposure:
-                observers.append(exposer_of(config, data, labels, rows, terms, device, loses=self.link is not None))
+                exposer = exposer_of(config, data, labels, rows, terms, device, loses=self.link is not None)
+                observers.append(exposer)
+                if config.shadow_federations:
+                    exposer.shadows = self._run_shadows(seed, terms, labels, exposer)
             if config.attacks:
                 observers.append(inverter_of(config, data, labels, rows, terms, net))
         federation = self._engine(seed, method, defense)(net, data, terms, seed, device, observers=observers, **options)
         if isinstance(federation, Federation) and federation.room is not None and federation.room.size:
             print(federation.room, file=sys.stderr)
         return RecordedFederation(federation, labels, rows, observers)
+
+    def _run_shadows(
+        self, seed: int, terms: SubmodelSpec, labels: dict[str, Any], exposer: ExposureObserver
+    ) -> ShadowModels:
+        """Run the attacker's own federations, each a stage of the run, and add a row of their seconds."""
+        config, number = self.config, self.config.shadow_federations
+
+        def build() -> nn.Module:
+            return network_of(config, self.data, seed).to(self.device)
+
+        asking, where = exposer.asking, (self.device, config.execution, config.threads)
+        shadows = ShadowRun(self.run, build, self.data, terms, asking, seed, *where)
+        title = f"{number} shadow federations of {labels['extra']['submodels']}, seed {seed}"
+        stacked = self.device.type == "cuda" and config.execution != "sequential"
+        with progress(title, terms.rounds * (1 if stacked else number), rate=True, unit="rounds") as advance:
+            models, seconds = shadows.models(advance)
+        note = f"{number} shadow federations of {terms.rounds} rounds"
+        self.run.add([row_of(labels, Measure("shadow_seconds", seconds, terms.rounds, note=note), terms, timing=True)])
+        return models
 
     def _spec(self, seed: int, method: Choice, defense: Defense) -> FederationSpec | SubmodelSpec:
         build = build_submodel_spec if self.config.submodels else build_spec
@@ -254,6 +280,11 @@ def _submodel_steps(config: Federate, data: Dataset, clients: str) -> list[str]:
         f"sub-models by {', '.join(map(str, config.submodels))}",
         f"defend with {', '.join(map(str, config.defense))}",
         f"attack {attacked} with {', '.join(map(str, config.exposure)) or 'nothing'}",
+        *(
+            [f"run {config.shadow_federations} shadow federations of {rounds} each"]
+            if config.shadow_federations
+            else []
+        ),
         *([f"attack updates with {', '.join(map(str, config.attacks))}"] if config.attacks else []),
     ]
 

@@ -231,6 +231,7 @@ def settings_of_membership(config: Federate) -> Asking:
         size=config.test_batch,
         updates=config.attack_history,
         shadows=config.shadow_clients,
+        federations=config.shadow_federations,
     )
 
 

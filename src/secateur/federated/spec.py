@@ -147,9 +147,7 @@ class FederationSpec(RoundsSpec):
         """The leak about withheld weights that this specification allows, in words; None: no leak."""
         if not self.withholds or not self.base.wants_squares or self.base.spares_withheld:
             return None
-        return (
-            "clients send the squares of their dense gradients, of what they withhold too; no attack here reads these"
-        )
+        return "clients send the squares of their dense gradients, of what they withhold too; no attack reads these"
 
     @property
     def description(self) -> dict[str, Any]:

@@ -147,7 +147,7 @@ def test_squares_show_what_was_withheld_and_what_comes_late(rule, monkeypatch):
         assert 0 < int(unknown.sum()) < len(unknown) / 2 and right.double().mean() > 0.97
     notes = {row.attack: row for row in log.rows if row.metric == "psnr" and row.extra["client"] is not None}
     assert "sizes of its gradients" in notes["sgi:iterations=2:magnitudes=true"].extra["knows"]
-    assert not any("no attack here reads these" in (row.note or "") for row in notes.values())
+    assert not any("no attack reads these" in (row.note or "") for row in notes.values())
 
 
 def test_squares_are_read_only_where_they_are_sent():

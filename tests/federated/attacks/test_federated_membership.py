@@ -12,7 +12,14 @@ from secateur.config import defense
 from secateur.data.partition import iid
 from secateur.defenses.error_feedback import upload_of
 from secateur.errors import WrongInput
-from secateur.federated.attacks.membership import MembershipObserver, Observed, check_membership, rebuild_model, scores
+from secateur.federated.attacks.membership import (
+    MembershipObserver,
+    Observed,
+    check_membership,
+    dominate_population,
+    rebuild_model,
+    scores,
+)
 from secateur.federated.attacks.observer import Every
 from secateur.federated.attacks.schedule import AttackSchedule
 from secateur.federated.checkpoint import FederationLog
@@ -68,6 +75,25 @@ def test_scores_by_hand():
     wanted = (-log_ndtr(-first) - log_ndtr(-second)) / 2
     torch.testing.assert_close(scores(rounds), wanted)
     assert scores([Observed(torch.ones(2), torch.ones(1, 2))]) is None and scores([]) is None
+
+
+def test_rmia_by_hand():
+    """a = .3: with others at p = .5 the prior is (1.3 * .5 + .7) / 2 = .675. Ratios of p = .9 .5 | .8 .4 .1 over it,
+    in the second round of p = .5 each: the first is above all of the population, the second above two."""
+    p = torch.tensor([0.9, 0.5, 0.8, 0.4, 0.1], dtype=torch.float64)
+    even = torch.full((2, 5), 0.0, dtype=torch.float64)
+    rounds = [Observed(p.logit(), even), Observed(even[0], even)]
+    assert dominate_population(rounds, 2).tolist() == pytest.approx([1, 2 / 3])
+    assert dominate_population([Observed(p.logit(), even[:0])], 2) is None
+
+
+def test_rmia_tells_members_apart_by_a_population_that_is_no_candidate():
+    fed, asker, log = asked(("rmia",), orders=AttackSchedule(every=4, who="all", history=2))
+    run(fed)
+    rows = [row for row in log.rows if row.metric == "auc"]
+    assert len(rows) == 4 and sum(row.value for row in rows) / 4 > 0.8
+    assert {row.extra["population"] for row in rows} == {20} and {row.extra["history"] for row in rows} <= {1, 2}
+    assert all(observed.target.shape == (3 + 9 + 9 + 20,) for past in asker.past.values() for observed in past)
 
 
 def test_an_example_has_its_own_deviation_where_there_are_many():
@@ -172,6 +198,7 @@ def test_a_client_with_few_rows_is_told_and_left_out():
     "terms, attacks, said",
     [
         ({"per_round": 2}, ("lira",), "at least 3"),
+        ({"per_round": 1}, ("rmia",), "at least 2"),
         ({"view": "sum"}, ("yeom", "lira"), "use yeom"),
         ({"shares": [rows[:3] for rows in PARTS]}, ("yeom",), "too few"),
     ],

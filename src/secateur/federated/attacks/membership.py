@@ -18,6 +18,11 @@ trained. The other clients of a round began at the same model and never had the 
     score(x)   the mean over the rounds of -log Pr[Z > z_t(x)], z_t = (phi_t - mu_t) / (s sqrt(1 + 1 / M_t)), Z normal
 
 The root accounts for the error of a mean of M_t values.
+
+`rmia` compares the same models by ratios (Zarifzadeh et al. 2024, offline, with the others as "out" models):
+P(x | f) / P(x), the geometric mean over the rounds. An example's score is the share of a population whose ratio is
+lower. The population are rows of the attacker's half of the test part, from which no candidate is drawn. Its gamma is
+1, because one turn moves ratios by much less than the factor 2 of a whole training.
 """
 
 from __future__ import annotations
@@ -31,6 +36,7 @@ from torch.special import log_ndtr
 
 from secateur import tree
 from secateur.attacks.membership.lira import MANY, NARROWEST, margin
+from secateur.attacks.membership.rmia import dominance, ratio
 from secateur.attacks.membership.thresholds import negative_cross_entropy
 from secateur.attacks.membership.yeom import Trial, count_known, mean_advantage, trial
 from secateur.data.dataset import Dataset
@@ -46,12 +52,14 @@ from secateur.runs.rows import Row
 from secateur.seeding import derive
 
 THREAT = "an honest-but-curious server that knows some of a client's examples and asks about others"
-ATTACKS = ("yeom", "lira")
-FEWEST = 3  # clients of a round: the attacked one and two others, for a deviation
+ATTACKS = ("yeom", "lira", "rmia")
+FEWEST = {"lira": 3, "rmia": 2}  # clients of a round: the attacked one, and others; two for a deviation
+POPULATION = 1000  # rows of RMIA, at most
+GAMMA, OUT_SHARE = 1.0, 0.3  # of RMIA: gamma, and a of its offline prior
 
 
 class Observed(NamedTuple):
-    """The log odds of all candidates in one round of a client."""
+    """The log odds of all candidates, then of RMIA's population, in one round of a client."""
 
     target: Tensor  # (N,) under the client's model
     others: Tensor  # (M, N) under the models of the round's other clients
@@ -81,7 +89,12 @@ class MembershipObserver(Observer):
 
     def looks(self, number: int) -> bool:
         """Return True at attacked rounds, and at rounds that a later attack will use."""
-        return self.orders.attacks(number) or ("lira" in self.attacks and number in self.kept)
+        return self.orders.attacks(number) or (self.compares and number in self.kept)
+
+    @property
+    def compares(self) -> bool:
+        """True if an attack compares a client with the others of its rounds."""
+        return any(attack in FEWEST for attack in self.attacks)
 
     def __call__(self, look: RoundView) -> None:
         """Attack the chosen clients of a round, and remember the round's log odds for later attacks."""
@@ -117,21 +130,28 @@ class MembershipObserver(Observer):
         if isinstance(drawn, str):
             self._report_nothing(look, seen, asked, drawn)
             return
-        batch = self.batch.take(torch.cat([drawn.known, drawn.members, drawn.nonmembers])).to(self.device)
+        population = drawn.outsiders[:POPULATION] if "rmia" in self.attacks else drawn.outsiders[:0]
+        rows = torch.cat([drawn.known, drawn.members, drawn.nonmembers, population])
+        asked_rows, batch = len(rows) - len(population), self.batch.take(rows).to(self.device)
         probabilities = self._probabilities(look, seen, batch)
         if probabilities is None:
             self._report_nothing(look, seen, asked, "the client's model answers with NaN or infinity")
             return
         if asked and "yeom" in self.attacks:
-            self._report("yeom", look, seen, drawn, negative_cross_entropy(probabilities, batch.labels), 1)
-        if "lira" in self.attacks and seen.client is not None:
+            losses = negative_cross_entropy(probabilities, batch.labels)
+            self._report("yeom", look, seen, drawn, losses[:asked_rows], 1)
+        if self.compares and seen.client is not None:
             others = [self._probabilities(look, other, batch) for other in look.seen if other is not seen]
             margins = [margin(other, batch.labels) for other in others if other is not None]
             now = Observed(margin(probabilities, batch.labels), _stack(margins, probabilities))
             rounds = [now, *self.past.get(seen.client, [])][: self.orders.history]
             self.past[seen.client] = rounds
-            if asked:
-                self._report("lira", look, seen, drawn, scores(rounds), len(rounds))
+            if asked and "lira" in self.attacks:
+                parts = [Observed(target[:asked_rows], others[:, :asked_rows]) for target, others in rounds]
+                self._report("lira", look, seen, drawn, scores(parts), len(rounds))
+            if asked and "rmia" in self.attacks:
+                shares = dominate_population(rounds, asked_rows)
+                self._report("rmia", look, seen, drawn, shares, len(rounds), {"population": len(population)})
 
     def _report_nothing(self, look: RoundView, seen: ClientView, asked: bool, note: str) -> None:
         """Add a row without a value for every attack, with the reason."""
@@ -148,12 +168,20 @@ class MembershipObserver(Observer):
             return None
 
     def _report(
-        self, attack: str, look: RoundView, seen: ClientView, drawn: Trial, scored: Tensor | None, rounds: int
+        self,
+        attack: str,
+        look: RoundView,
+        seen: ClientView,
+        drawn: Trial,
+        scored: Tensor | None,
+        rounds: int,
+        more: Mapping[str, int] | None = None,  # further columns
     ) -> None:
         """Add the rows of one attack on one client, and update the leak."""
         labels = self._labels(attack, look, seen, rounds) | {"adaptive": False}
+        labels["extra"] = labels["extra"] | (more or {})
         if scored is None:
-            note = "fewer than two other clients answered, so nobody shows what is likely for an outsider"
+            note = "too few other clients answered, so nobody shows what is likely for an outsider"
             self.log.rows.append(Row(**labels, metric="auc", value=None, note=note))
             return
         sizes = [len(drawn.known), len(drawn.members), len(drawn.nonmembers)]
@@ -181,10 +209,13 @@ def check_membership(attacks: Sequence[str], data: Dataset, terms: FederationSpe
     largest, outside = max(terms.shares, key=len), torch.arange(data.train_size, len(data.inputs))
     if isinstance(reason := draw_trial(largest, outside, derive(0, "check")), str):
         raise WrongInput("membership", f"no client has enough examples: {reason}")
-    if "lira" in attacks and terms.view == "sum":
-        raise WrongInput("membership", "lira compares a client with others, and view: sum shows none; use yeom")
-    if "lira" in attacks and terms.per_round < FEWEST:
-        raise WrongInput("per_round", f"{terms.per_round} is not allowed with lira; must be at least {FEWEST}")
+    for attack, fewest in FEWEST.items():
+        if attack in attacks and terms.view == "sum":
+            raise WrongInput(
+                "membership", f"{attack} compares a client with others, and view: sum shows none; use yeom"
+            )
+        if attack in attacks and terms.per_round < fewest:
+            raise WrongInput("per_round", f"{terms.per_round} is not allowed with {attack}; must be at least {fewest}")
 
 
 def draw_trial(rows: Tensor, outside: Tensor, rng: Generator) -> Trial | str:
@@ -224,6 +255,24 @@ def scores(rounds: Sequence[Observed]) -> Tensor | None:
         tail: Tensor = log_ndtr((mean - observed.target) / (scale * open_share))
         by_round.append(-tail)
     return torch.stack(by_round).mean(0)
+
+
+def dominate_population(rounds: Sequence[Observed], asked: int) -> Tensor | None:
+    """Return (asked,) RMIA's scores, the shares of the population with a lower ratio; None without other clients.
+
+    Example:
+        >>> target, others = torch.tensor([2.0, -2.0, 0.0, 0.0]), torch.tensor([[0.0, 0.0, 0.0, 1.0]])
+        >>> dominate_population([Observed(target, others)], 2).tolist()
+        [1.0, 0.0]
+    """
+    logs = []
+    for target, others in (observed for observed in rounds if len(observed.others)):
+        never = torch.zeros_like(others, dtype=torch.bool)
+        logs.append(ratio(target.sigmoid(), others.sigmoid(), never, "offline", OUT_SHARE).log())
+    if not logs:
+        return None
+    ratios = torch.stack(logs).mean(0)
+    return dominance(ratios[:asked].exp(), ratios[asked:].exp(), GAMMA)
 
 
 def _stack(values: Sequence[Tensor], like: Tensor) -> Tensor:

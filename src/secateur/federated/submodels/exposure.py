@@ -20,7 +20,7 @@ from secateur.federated.attacks.observer import Observer
 from secateur.federated.checkpoint import FederationLog
 from secateur.federated.spec import SubmodelSpec
 from secateur.federated.submodels.federation import SubmodelFederation, SubmodelView
-from secateur.federated.submodels.membership_attacks import Asking, MembershipEvaluation, Target, turn_of
+from secateur.federated.submodels.membership_attacks import Asking, MembershipEvaluation, ShadowModels, Target, turn_of
 from secateur.federated.submodels.structure import ClientAndRound, Structure
 from secateur.interfaces import Params
 
@@ -57,6 +57,7 @@ class ExposureObserver(Observer):
         self.loses = loses or terms.per_round not in (None, len(terms.shares)) or terms.faults.any
         self.sent: dict[int, list[Params]] = {}
         self.last: dict[int, Last] = {}
+        self.shadows: ShadowModels | None = None  # of shadow federations; None: shadow clients of one turn
 
     @property
     def every(self) -> int:
@@ -119,7 +120,7 @@ class ExposureObserver(Observer):
         if federation.terms.batchnorm == "reestimated":
             target = replace(target, statistics=share)
         labels, device = target.labels(self.labels), torch.device(self.device)
-        evaluation = MembershipEvaluation(target, self.data, self.asking, self.turn, device, labels)
+        evaluation = MembershipEvaluation(target, self.data, self.asking, self.turn, device, labels, self.shadows)
         self.log.rows += evaluation.rows(self.attacks)
 
 

@@ -8,13 +8,17 @@ LiRA and RMIA are a stronger attacker: the server itself, with shadow clients. T
 sent a client in the last round. Shadow clients of the same width start from that model and train as the client does,
 for one turn, each on half of the candidates. So every example has models that trained on it and models that did not.
 Their difference is the leak of that turn alone: leaks of earlier rounds are in the sent model, and so in all of them.
-A client with more examples than candidates takes more steps in its turn than its shadows do.
+A client with more examples than candidates takes more steps in its turn than its shadows do. Shadow federations
+(shadow_federations.py) have all rounds, and models of the server too.
+
+RMIA's population are further rows of the attacker. They are dealt to the shadows like the candidates, because P(z) of
+rows that no shadow trained on would be on another scale.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 import torch
@@ -23,7 +27,7 @@ from torch import Generator, Tensor, nn
 from secateur import tree
 from secateur.attacks.membership.scoring_batches import RULES, SIZE, answer_parts, fix_statistics, is_static, scorer
 from secateur.attacks.membership.thresholds import negative_cross_entropy
-from secateur.attacks.membership.yeom import Trial, average_over_knowledge, mean_advantage, trial
+from secateur.attacks.membership.yeom import MOST, Trial, average_over_knowledge, mean_advantage, trial
 from secateur.catalogue import Choice
 from secateur.data.dataset import Dataset
 from secateur.errors import NotFinite, WrongInput, check_whole
@@ -72,9 +76,70 @@ class Asking:
     size: int = SIZE  # of the scoring batches
     updates: int = 1  # k of the stateful attacker
     shadows: int = 8  # shadow clients of LiRA and RMIA
+    federations: int = 0  # shadow federations, instead of shadow clients
     compare: bool = True  # True: Yeom under the other batch rules too
     shuffles: int = 4  # of the mixed batches: an example's loss is the mean over these
     mates: int = 0  # seed of the shuffles
+
+
+class ShadowPool(NamedTuple):
+    """The rows that are dealt to shadows: the candidates of one target in random order, then RMIA's population."""
+
+    rows: Tensor
+    is_member: Tensor  # (candidates,) bool
+
+    @property
+    def population(self) -> Tensor:
+        """The places of the population in `rows`."""
+        return torch.arange(len(self.is_member), len(self.rows))
+
+
+class ShadowModels(NamedTuple):
+    """Shadow federations: their rows, and the models of their last round."""
+
+    pools: dict[int, ShadowPool]  # by client
+    inside: dict[int, Tensor]  # by client: (models, pool) True for the rows of each model
+    shares: Sequence[Sequence[Tensor]]  # by model: the rows of each client
+    models: Sequence[Params]  # "server." and "clientN." with the names of parameters
+
+    def find(self, client: int | None, rng: Generator) -> tuple[ShadowPool, Tensor, list[Params]] | None:
+        """Return a target's pool, the rows of each model, and the models; None if not all of them answered."""
+        part = "server" if client is None else f"client{client}"
+        models = [tree.part(model, part) for model in self.models]
+        if not self.pools or (client is not None and client not in self.pools) or not all(models):
+            return None
+        if client is not None:
+            return self.pools[client], self.inside[client], models
+        pool = join_pools(list(self.pools.values()), rng)
+        return pool, torch.stack([torch.isin(pool.rows, torch.cat([*share])) for share in self.shares]), models
+
+
+def join_pools(pools: Sequence[ShadowPool], rng: Generator) -> ShadowPool:
+    """Return the pool of the server: as many members as non-members of its clients' pools, and their population.
+
+    Rows that are candidates of one client and population of another are candidates.
+    """
+    sides = [torch.cat([p.rows[: len(p.is_member)][p.is_member == side] for p in pools]).unique() for side in (1, 0)]
+    others = torch.cat([pool.rows[pool.population] for pool in pools]).unique()
+    asked = min(MOST, *map(len, sides))
+    members, nonmembers = (side[torch.randperm(len(side), generator=rng)[:asked]] for side in sides)
+    order = torch.randperm(2 * asked, generator=rng)
+    population = others[~torch.isin(others, sides[1])]
+    return ShadowPool(torch.cat([torch.cat([members, nonmembers])[order], population]), order < asked)
+
+
+def pool_of(asked: Trial, rng: Generator) -> ShadowPool:
+    """Return the pool of one target; the population are as many rows of the attacker as there are members, or fewer."""
+    order = torch.randperm(2 * len(asked.members), generator=rng)
+    candidates = torch.cat([asked.members, asked.nonmembers])[order]
+    population = asked.outsiders[: len(asked.members)]
+    return ShadowPool(torch.cat([candidates, population]), order < len(asked.members))
+
+
+def draw_client_trial(client: int | None, rows: Tensor, data: Dataset, asking: Asking, seed: int) -> Trial:
+    """Draw the known rows and the candidates of a client, or of the server; refuse sets that are too small."""
+    outside, printed = torch.arange(data.train_size, len(data.inputs)), asking.printed and client is not None
+    return trial(rows, outside, derive(seed, "trial", client), printed=printed, whole=asking.whole)
 
 
 class YeomView(NamedTuple):
@@ -94,6 +159,7 @@ class MembershipEvaluation:
     turn: Recipe
     device: torch.device
     labels: dict[str, Any]
+    shadows: ShadowModels | None = None
 
     def rows(self, attacks: Sequence[Choice]) -> list[Row]:
         """Return the target's accuracy, and every attack with intervals, or the reason of its exclusion."""
@@ -101,13 +167,7 @@ class MembershipEvaluation:
         if not target.sent:
             return [self.exclude(attack, "none of its updates was seen") for attack in attacks]
         try:
-            asked = trial(
-                target.rows,
-                torch.arange(self.data.train_size, len(self.data.inputs)),
-                derive(self.labels["seed"], "trial", target.client),
-                printed=asking.printed and target.client is not None,
-                whole=asking.whole,
-            )
+            asked = draw_client_trial(target.client, target.rows, self.data, asking, self.labels["seed"])
         except WrongInput as error:
             return [self.accuracy(), *(self.exclude(attack, error.message) for attack in attacks)]
         by_loss, by_shadows = ([a for a in attacks if (a.name == "yeom") == yeom] for yeom in (True, False))
@@ -150,26 +210,43 @@ class MembershipEvaluation:
             yield from self._yeom_rows(attack, values, labels, view, main=view == views[0])
 
     def run_shadow_attacks(self, attacks: Sequence[Choice], asked: Trial) -> Iterator[Row]:
-        """Yield the rows of attacks that learn from models (LiRA, RMIA), here from the same shadow clients for all."""
-        net, received, size = self.target.net, self.target.received, self.asking.size
-        if received is None:
-            reason = "shadow clients stand for clients; the server's model has none"
-            yield from (self.exclude(attack, reason) for attack in attacks)
+        """Yield the rows of attacks that learn from models (LiRA, RMIA), here from the same shadows for all."""
+        net, seed = self.target.net, self.labels["seed"]
+        shadows = self._shadows(asked)
+        if isinstance(shadows, str):
+            yield from (self.exclude(attack, shadows) for attack in attacks)
             return
-        seed, client = self.labels["seed"], self.target.client
-        order = torch.randperm(2 * len(asked.members), generator=derive(seed, "mixed", client))
-        pool = self._batch(torch.cat([asked.members, asked.nonmembers])[order])
-        rng = derive(seed, "shadow clients", client)
-        states, design = shadow_clients(net, received, pool, self.asking.shadows, self.turn, rng, self.target.augment)
+        dealt, design, states = shadows
+        pool, population, is_member = self._batch(dealt.rows), dealt.population, dealt.is_member
         *boxes, target_box = (
-            BlackBox(scorer(net, state, self.device, size)) for state in (*states, self.target.sent[-1])
+            BlackBox(scorer(net, state, self.device, self.asking.size)) for state in (*states, self.target.sent[-1])
         )
-        # RMIA's population is the pool too: for other examples P(z) would be offline, on another scale.
-        candidates = Candidates(pool, torch.arange(pool.size))
+        places = torch.arange(len(is_member))
+        candidates = Candidates(pool.take(places.to(self.device)), places)
         for attack in attacks:
-            fitted = attack.make().fit(InOut(boxes, pool, design), derive(seed, str(attack)))
+            fitted = attack.make().fit(InOut(boxes, pool, design, population), derive(seed, str(attack)))
             guesses, view = fitted.score(target_box, candidates), YeomView(self.asking.batches, 1)
-            yield from self._rows(attack, guesses, order < len(asked.members), view, 0, main=True)
+            for row in self._rows(attack, guesses, is_member, view, 0, main=True):
+                extra = {"shadows": self._describe_shadows(), "shadow_rows": int(design[0].sum())}
+                yield replace(row, extra=row.extra | extra | {"population": len(population)})
+
+    def _shadows(self, asked: Trial) -> tuple[ShadowPool, Tensor, Sequence[Params]] | str:
+        """Return the pool, the rows of each shadow, and the shadows' models; or the reason why there are none."""
+        target, seed, client = self.target, self.labels["seed"], self.target.client
+        if self.shadows is not None:
+            missing = "a shadow federation has no update of it"
+            return self.shadows.find(client, derive(seed, "server pool")) or missing
+        if target.received is None:
+            return "shadow clients stand for clients; the server's model has none; use shadow_federations"
+        pool, rng = pool_of(asked, derive(seed, "mixed", client)), derive(seed, "shadow clients", client)
+        batch, shadows = self._batch(pool.rows), self.asking.shadows
+        states, design = shadow_clients(target.net, target.received, batch, shadows, self.turn, rng, target.augment)
+        return pool, design, states
+
+    def _describe_shadows(self) -> str:
+        """Return the kind and number of the shadows."""
+        one_turn = f"{self.asking.shadows} clients, one turn"
+        return one_turn if self.shadows is None else f"{self.asking.federations} federations, all rounds"
 
     def _values(self, parts: Sequence[Batch], asked: Trial, view: YeomView) -> tuple[list[Tensor], list[Tensor]]:
         """Return log p_y, the mean over updates and shuffles, and the labels, of each part."""
