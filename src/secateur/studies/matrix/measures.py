@@ -7,12 +7,12 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from functools import wraps
 from pathlib import Path
 from typing import Any
 
-from secateur.catalogue import Choice, find, name_of
+from secateur.catalogue import find, name_of
 from secateur.config import Federate, defense_of_updates
 from secateur.errors import WrongInput
 from secateur.experiments.audit import AuditEvaluation, make_together, parts_of
@@ -23,7 +23,7 @@ from secateur.experiments.pipeline import VICTIM, ModelFactory
 from secateur.experiments.threat_models import list_matchups
 from secateur.federated.build import shares_of
 from secateur.interfaces import Params
-from secateur.metrics.estimates import average
+from secateur.metrics.estimates import average, mean_of
 from secateur.metrics.membership import Estimate, share_of
 from secateur.runs.artifacts import Result
 from secateur.runs.rows import Row
@@ -34,6 +34,7 @@ from secateur.studies.matrix.ground import MatrixSetting
 log = logging.getLogger(__name__)
 FINAL = ("final-rmia", "final-lira")
 EQUAL = 60.0  # dB
+SCORES = ("recognisable", "ssim", "psnr_grey")
 COSTS = ("accuracy", "bytes", "seconds")
 UNDEFENDED = "no reference model imitates the defense"
 Measure = Callable[[MatrixSetting], None]
@@ -66,10 +67,10 @@ def measure_inversion(setting: MatrixSetting, columns: Sequence[str]) -> None:
     attacks = setting.list_attacks(setting.matching)
     rows, unmet = attack_updates(setting, attacks)
     plain = {name: text for name, text in unmet.items() if name != "unmet"}
-    for row in _pool(rows):
-        if row.attack == attacks[0]:
-            setting.add("inversion", _cap(row), row.attack, **_describe(row, rows), **plain)
-        setting.add("strongest", _cap(row), row.attack, **_describe(row, rows), **unmet)
+    for attack, psnr, scores in _pool(rows):
+        if attack == attacks[0]:
+            setting.add("inversion", psnr, attack, **scores, **plain)
+        setting.add("strongest", psnr, attack, **scores, **unmet)
 
 
 @cells("active")
@@ -77,8 +78,8 @@ def measure_active(setting: MatrixSetting, columns: Sequence[str]) -> None:
     """Let an active server tamper with the model of one round, plainly and with the modes that its attack has."""
     attack = f"rob:bins={setting.scale.bins}"
     rows, unmet = attack_updates(setting, setting.list_attacks(attack, find("inversion", "rob").info["adapts"]))
-    for row in _pool(rows):
-        setting.add("active", _cap(row), row.attack, **_describe(row, rows), **unmet)
+    for name, psnr, scores in _pool(rows):
+        setting.add("active", psnr, name, **scores, **unmet)
 
 
 def attack_updates(setting: MatrixSetting, attacks: Sequence[str]) -> tuple[list[Row], dict[str, str]]:
@@ -88,8 +89,8 @@ def attack_updates(setting: MatrixSetting, attacks: Sequence[str]) -> tuple[list
     """
     number, start = setting.scale.attacked_round, len(setting.run.rows)
     fields: dict[str, Any] = {"rounds": number, "evaluate_every": number, "attack_at": [number]}
-    fields |= {"attack_clients": "all", "labels": "oracle"}
-    fields |= {"local_steps": 1} if setting.step.submodels else {"execution": "sequential"}  # too few for a capture
+    fields |= {"attack_clients": "all", "labels": "oracle", "execution": "sequential"}  # too few rounds for a capture
+    fields |= {"local_steps": 1} if setting.step.submodels else {}
     reasons: dict[str, str] = {}
     try:
         check_federate(setting.federate(), setting.data, setting.device)
@@ -109,14 +110,15 @@ def attack_updates(setting: MatrixSetting, attacks: Sequence[str]) -> tuple[list
     if attacks[0] in reasons:
         raise WrongInput(*reasons[attacks[0]].split(": ", 1))
     config = setting.federate(**fields, attack=able)
-    experiment = FederateExperiment(config, setting.run, setting.data, setting.device)
-    experiment.measure([setting.seed], _find_method(setting, config), config.defense[0])
+    _run_federation(setting, config)
     return setting.run.rows[start:], _list_unmet(reasons)
 
 
-def _find_method(setting: MatrixSetting, config: Federate) -> Choice:
-    """Return the rule of sub-models, or else the base pruning."""
-    return config.submodels[0] if setting.step.submodels else config.base_pruning[0]
+def _run_federation(setting: MatrixSetting, config: Federate) -> Params:
+    """Run one federation, and return its final model."""
+    experiment = FederateExperiment(config, setting.run, setting.data, setting.device)
+    method = config.submodels[0] if config.submodels else config.base_pruning[0]
+    return experiment.measure([setting.seed], method, config.defense[0])
 
 
 def _takes_updates(defense: str) -> bool:
@@ -147,18 +149,25 @@ def _list_unmet(reasons: dict[str, str]) -> dict[str, str]:
     return {"unmet": "; ".join(f"{attack}: {reason}" for attack, reason in reasons.items())} if reasons else {}
 
 
-def _pool(rows: Iterable[Row]) -> list[Row]:
-    """Return the PSNR of each attack over all updates of the round; of ATS that against the pictures used."""
-    known = [row for row in rows if row.metric == "psnr" and row.extra.get("target") is None and row.value is not None]
-    alone = [row for row in known if row.extra.get("client") is None and row.extra.get("against") != "raw"]
-    return list({row.attack: row for row in alone or known}.values())
+def _pool(rows: Sequence[Row]) -> list[tuple[str, Estimate, dict[str, Any]]]:
+    """Return each attack with its PSNR over all updates of the round, and its other scores.
 
-
-def _describe(psnr: Row, rows: Iterable[Row]) -> dict[str, Any]:
-    """Return further scores of the same attack on the same updates."""
-    wanted, labels = ("recognisable", "ssim", "psnr_grey"), (psnr.attack, psnr.extra)
-    same = (row for row in rows if row.metric in wanted and (row.attack, row.extra) == labels)
-    return {row.metric: row.value for row in same}
+    Clients of different widths have no row together; their mean has Student's interval over them. Of ATS the pictures
+    that the client used are compared.
+    """
+    overall = [row for row in rows if row.extra.get("target", "") is None and row.extra.get("against") != "raw"]
+    pooled = [row for row in overall if row.extra.get("client") is None] or overall
+    results = []
+    for attack in dict.fromkeys(row.attack for row in pooled if row.attack is not None):
+        same = [row for row in pooled if row.attack == attack and row.value is not None]
+        values = {name: [row for row in same if row.metric == name] for name in ("psnr", *SCORES)}
+        if psnr := values.pop("psnr"):
+            whole = _estimate(psnr[0]) if len(psnr) == 1 else mean_of([row.value or 0.0 for row in psnr])
+            scores = {
+                name: mean_of([row.value or 0.0 for row in known]).value for name, known in values.items() if known
+            }
+            results.append((attack, _cap(whole), scores))
+    return results
 
 
 @cells(*FINAL, "updates", *COSTS)
@@ -242,9 +251,7 @@ def train(setting: MatrixSetting) -> tuple[Path, Sequence[Row]]:
         fields |= {"attack_clients": "all", "attack_history": scale.history}
     config = setting.federate(**fields)
     check_federate(config, setting.data, setting.device)
-    experiment = FederateExperiment(config, setting.run, setting.data, setting.device)
-    model = experiment.measure([setting.seed], _find_method(setting, config), config.defense[0])
-    return _write_model(setting, model), setting.run.rows[start:]
+    return _write_model(setting, _run_federation(setting, config)), setting.run.rows[start:]
 
 
 def _write_model(setting: MatrixSetting, model: Params) -> Path:
@@ -303,9 +310,14 @@ def _estimate(row: Row) -> Estimate:
     return Estimate(row.value, low, high, row.note)
 
 
-def _cap(row: Row) -> Estimate:
+def _average(rows: Sequence[Row]) -> Estimate:
+    """Return the mean of rows of several clients."""
+    return mean_of([row.value or 0.0 for row in rows])
+
+
+def _cap(psnr: Estimate) -> Estimate:
     """Return a PSNR of at most EQUAL dB: no eye sees more, and an exact picture has infinitely many."""
-    value, low, high, note = _estimate(row)
+    value, low, high, note = psnr
     return Estimate(min(value, EQUAL), min(low, EQUAL), min(high, EQUAL), note)
 
 
