@@ -32,7 +32,7 @@ def test_guesses_are_the_two_outer_quarters():
 
 RUN = ["--defense", "dp-sgd-scratch:noise_multiplier=15:delta=1e-4", "--canaries", "80", "--pruner", "none"]
 RUN += ["--attack", "conf", "--shadows", "1", "--set", "examples=800", "--set", "train.patience=null"]
-RUN += ["--set", "train.learning_rate=.01"]
+RUN += ["--set", "train.learning_rate=.01", "--model", "mlp"]
 
 
 def audit(out, epochs, *flags):

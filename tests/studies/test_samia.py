@@ -352,7 +352,7 @@ def test_every_result_of_the_paper_is_a_study():
 
 # One study from end to end -------------------------------------------------------------------------------------
 def test_a_study_runs_and_is_resumed(tmp_path, capsys):
-    command = ["reproduce", "samia-fig1", "--scale", "tiny", "--out", str(tmp_path / "fig1"), "--set", "examples=900"]
+    command = ["reproduce", "samia-fig1", "--scale", "tiny", "--out", str(tmp_path / "fig1"), "--set", "examples=500"]
     assert main(command) == 0
     printed = capsys.readouterr().out
     text = (tmp_path / "fig1" / "table.md").read_text()
@@ -362,7 +362,7 @@ def test_a_study_runs_and_is_resumed(tmp_path, capsys):
     rows = json.loads(capsys.readouterr().out)
     assert rows == [json.loads(line) for line in (tmp_path / "fig1" / "table.jsonl").read_text().splitlines()]
     assert {row["scale"] for row in rows} == {"tiny"} and {row["shadows"] for row in rows} == {1}
-    assert {row["examples"] for row in rows} == {900}
+    assert {row["examples"] for row in rows} == {500}
     assert before == {path.name: path.stat().st_mtime_ns for path in (tmp_path / "fig1" / "artifacts").iterdir()}
     assert (tmp_path / "fig1" / "report.html").exists()
     gap = next(row for row in rows if row["metric"] == "gap")
