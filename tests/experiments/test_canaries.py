@@ -6,7 +6,7 @@ import torch
 from secateur.cli import main
 from secateur.errors import WrongInput
 from secateur.evaluation.limits import Outcome, check_claims
-from secateur.experiments.canaries import count_right, draw_canaries
+from secateur.experiments.exposure import count_right, draw_canaries
 from secateur.metrics.epsilon import one_run_bound
 from secateur.runs.folder import load_rows
 from secateur.seeding import derive

@@ -11,7 +11,6 @@ from secateur.cli import main
 from secateur.metrics.estimates import combine, correlation, mean_of
 from secateur.metrics.membership import Estimate
 from secateur.runs.rows import Row
-from secateur.studies.claims import equals, format_estimate, judge, verdict
 from secateur.studies.results import AuditResults, VictimKey
 from secateur.studies.samia import AuditStep
 from secateur.studies.samia.attacks import (
@@ -27,7 +26,7 @@ from secateur.studies.samia.attacks import (
 )
 from secateur.studies.samia.behaviour import by_class, by_class_defended, histograms, histograms_defended, utility
 from secateur.studies.study import read_scales
-from secateur.studies.table import StudyTable, TableLine, sparkline
+from secateur.studies.table import StudyTable, TableLine, equals, format_estimate, judge, sparkline, verdict
 
 ORIGINAL = ("none", 0.0, "basic")
 NARROW = 0.001

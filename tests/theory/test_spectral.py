@@ -5,7 +5,7 @@ import torch
 from torch.func import jacfwd
 
 from secateur.models.create import create
-from secateur.theory.reconstruction_bound import gradient_map, jacobian_norm
+from secateur.theory.gradient_distance import gradient_map, jacobian_norm
 from secateur.tree import state_of
 
 

@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 from datetime import date, datetime
 from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from secateur.catalogue import Method, methods, name_of
 from secateur.config import PolicyFile, parse_fields, read_limits
@@ -31,6 +31,9 @@ from secateur.report.table import WORST, name_measure
 from secateur.runs.artifacts import version, write
 from secateur.runs.folder import load_config, load_figures, load_marker, load_rows
 from secateur.runs.rows import Row
+
+if TYPE_CHECKING:
+    import jinja2
 
 FORMATS = ("html", "pdf", "md", "json", "model-card")
 MEASURES = ("auc", "tpr_at_fpr_0.01", "tpr_at_fpr_0.001")
@@ -228,7 +231,7 @@ def render_html(pack: EvidencePack, figures: Sequence[dict[str, Any]] = ()) -> s
 
 
 @cache
-def _evidence_template() -> Any:
+def _evidence_template() -> jinja2.Template:
     import jinja2
 
     environment = jinja2.Environment(

@@ -9,13 +9,23 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from secateur.config import read_limits
 from secateur.errors import WrongInput
 from secateur.evaluation.limits import Check, check, policy_of
 from secateur.evaluation.submodel_advice import caution, from_rows
-from secateur.report import audit, defenses, federation, federation_plots, inversion, submodels, submodels_plots, theory
+from secateur.report import (
+    audit,
+    audit_plots,
+    defenses,
+    federation,
+    federation_plots,
+    inversion,
+    submodels,
+    submodels_plots,
+    theory,
+)
 from secateur.report.headline import MEANINGS, build_headline
 from secateur.report.inversion import MOST, OPEN
 from secateur.report.plotting import View, draw_views
@@ -26,6 +36,9 @@ from secateur.report.verdict import write_verdict
 from secateur.runs.artifacts import SCHEMA, write
 from secateur.runs.folder import check_plain, load_config, load_figures, load_marker, load_rows, read_lines
 from secateur.runs.rows import Row
+
+if TYPE_CHECKING:
+    import jinja2
 
 MOST_VERDICTS = 30  # that the page shows; more are counted
 MOST_RUNS = 50  # whose configuration the page shows
@@ -171,7 +184,7 @@ def render(sources: Sequence[Source], limits: Sequence[Check] | None = None) -> 
 
 
 @cache
-def _page_template() -> Any:
+def _page_template() -> jinja2.Template:
     """Return the page's template, which takes a tenth of a second to compile."""
     import jinja2
 
@@ -205,10 +218,10 @@ def _build_audit(rows: Sequence[Row], figures: Sequence[Labels]) -> dict[str, An
         "verdicts": [(name_setting(group[0].labels), write_verdict(group)) for group in group_by_setting(lines)],
         "tables": audit.build_tables(lines),
         "views": {
-            "tradeoff": audit.draw_tradeoffs(lines),
-            "roc": audit.draw_rocs(lines, figures),
-            "histograms": audit.draw_histograms(figures),
-            "classes": audit.draw_class_means(figures),
+            "tradeoff": audit_plots.draw_tradeoffs(lines),
+            "roc": audit_plots.draw_rocs(lines, figures),
+            "histograms": audit_plots.draw_histograms(figures),
+            "classes": audit_plots.draw_class_means(figures),
         },
     }
 
