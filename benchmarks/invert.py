@@ -39,8 +39,8 @@ from secateur.data.dataset import Dataset
 from secateur.data.load import load
 from secateur.gpu.graphs import fast
 from secateur.interfaces import Batch, Knowledge, Params, Reconstruction, ServerView
-from secateur.metrics.cw_ssim import cw_ssim
 from secateur.metrics.image import mse, psnr
+from secateur.metrics.pictures import cw_ssim
 from secateur.models.create import create
 from secateur.seeding import derive
 

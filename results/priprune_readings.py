@@ -38,7 +38,7 @@ from secateur.federated.client_training import LocalTraining, binary_cross_entro
 from secateur.federated.federation import ServerEvaluation
 from secateur.interfaces import Batch, Knowledge, Mask, Params, ServerView, Weights
 from secateur.metrics.estimates import mean_of
-from secateur.metrics.nmi import nmi
+from secateur.metrics.pictures import nmi
 from secateur.pruning.masks import prune_lowest
 from secateur.runs.unfinished import NullWatcher
 from secateur.seeding import derive

@@ -27,9 +27,9 @@ from secateur.metrics.membership import Estimate
 from secateur.runs.archive import Archive, read_archive
 from secateur.runs.rows import Row
 from secateur.studies import read_data
-from secateur.studies.claims import NOT_SUPPORTED, SUPPORTED, UNDECIDED, Finding, judge, verdict
 from secateur.studies.results import names_of
 from secateur.studies.study import SIZES
+from secateur.studies.table import NOT_SUPPORTED, SUPPORTED, UNDECIDED, Finding, judge, verdict
 
 HERE = Path(__file__).parent
 NOT_RUN = "not run"

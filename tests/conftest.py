@@ -32,6 +32,7 @@ def frozen() -> None:
     """
     gc.collect()
     gc.freeze()
+    gc.set_threshold(20_000, 50, 100)  # tests make many objects and little garbage
     gc.enable()
 
 

@@ -8,7 +8,7 @@ from secateur.cli import main
 from secateur.runs.folder import load_rows
 from secateur.runs.rows import select_comparable
 
-TINY = ["--set", "train.epochs=2", "--set", "finetune.epochs=1", "--shadows", "1"]
+TINY = ["--set", "train.epochs=2", "--set", "finetune.epochs=1", "--shadows", "1", "--set", "examples=400"]
 
 
 def audit(*arguments):
@@ -151,7 +151,7 @@ def test_models_of_the_users_own(tmp_path, monkeypatch, capsys):
         "class Broken(nn.Linear):\n    def forward(self, x): return super().forward(x.flatten(1)) * float('nan')\n"
         "def broken(): return Broken(64, 10)\n"
     )
-    pruner = ["--pruner", "l1-unstructured"]
+    pruner = ["--pruner", "l1-unstructured", "--attack", "conf"]
     assert audit("--model", "own_models:good", "--out", tmp_path / "good", *pruner) == 0
     capsys.readouterr()
     for name, expected in (("narrow", "(2, 9)"), ("broken", "NaN"), ("missing", "cannot be imported")):

@@ -20,7 +20,7 @@ FLAGS = ["--pruner", "checkerboard", "--defense", "smooth", "--attack", "loudest
 def secateur(tmp_path_factory):
     """The command, run from a copy of the source that has the three files."""
     copy = tmp_path_factory.mktemp("copy")
-    shutil.copytree(ROOT / "src", copy / "src", ignore=shutil.ignore_patterns("__pycache__"))
+    shutil.copytree(ROOT / "src", copy / "src")  # with its compiled modules
     for path, text in EXAMPLES:
         assert not (copy / path).exists()
         (copy / path).write_text(text, encoding="utf-8")

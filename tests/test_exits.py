@@ -12,17 +12,17 @@ import pytest
 import torch
 
 from secateur.cli import main
-from secateur.experiments import audit
+from secateur.experiments import audit, audit_evaluation
 from secateur.runs.folder import load_rows
 
 ENFORCED = "[enforce fail at alloc_cpu.cpp:127] err == 0. DefaultCPUAllocator: can't allocate memory:"
-TINY = ["audit", "--device", "cpu", "--pruner", "l1-unstructured,random", "--shadows", "1", "--attack", "conf"]
+TINY = ["audit", "--device", "cpu", "--pruner", "l1-unstructured", "--shadows", "1", "--attack", "conf"]
 TINY += ["--set", "train.epochs=1", "--set", "finetune.epochs=1", "--set", "examples=400"]
 
 
 def failing(monkeypatch, error):
     """Let the second victim's measurement fail."""
-    measure, calls = audit.AuditEvaluation.measure_attack, []
+    measure, calls = audit_evaluation.AuditEvaluation.measure_attack, []
 
     def fails(self, duel, attack):
         calls.append(duel)
@@ -30,7 +30,7 @@ def failing(monkeypatch, error):
             raise error
         measure(self, duel, attack)
 
-    monkeypatch.setattr(audit.AuditEvaluation, "measure_attack", fails)
+    monkeypatch.setattr(audit_evaluation.AuditEvaluation, "measure_attack", fails)
 
 
 @pytest.mark.parametrize(

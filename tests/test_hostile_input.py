@@ -16,7 +16,7 @@ from safetensors.torch import save_file
 
 from secateur.cli import main
 from secateur.cli.exits import guard
-from secateur.data.femnist import _read
+from secateur.data.mnist import _read
 from secateur.errors import WrongInput, printable
 from secateur.models.create import create
 from secateur.progress import progress

@@ -10,8 +10,16 @@ import secateur
 from secateur import catalogue, tree
 from secateur.attacks.inversion.updates import gradient_update
 from secateur.config import Audit, Invert, choice, defense, inversion, read
-from secateur.defenses.ats import CHOSEN, CONVNET, AutomaticTransformationSearch, read_policies, write_policies
-from secateur.defenses.ats_operations import KINDS, OPERATIONS, Operation
+from secateur.defenses.ats import (
+    CHOSEN,
+    CONVNET,
+    KINDS,
+    OPERATIONS,
+    AutomaticTransformationSearch,
+    Operation,
+    read_policies,
+    write_policies,
+)
 from secateur.errors import WrongInput
 from secateur.evaluation.client import AttackedClient, transform_of
 from secateur.experiments.invert import label_comparisons

@@ -4,7 +4,7 @@ import io
 import pytest
 import torch
 
-from secateur.evaluation.records import (
+from secateur.evaluation.membership import (
     ModelRecords,
     list_most_exposed,
     nonmembers_above,

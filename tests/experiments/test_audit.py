@@ -112,7 +112,7 @@ def trained(tmp_path_factory):
     """A model that somebody trained before, and their data: members first."""
     folder = tmp_path_factory.mktemp("given")
     data = load("digits")
-    order = torch.randperm(len(data.inputs), generator=torch.Generator().manual_seed(3))
+    order = torch.randperm(len(data.inputs), generator=torch.Generator().manual_seed(3))[:1000]
     inputs, labels = data.inputs[order].numpy(), data.labels[order].numpy()
     np.savez(folder / "own.npz", inputs=inputs, labels=labels, train_size=600)
     out = folder / "model.safetensors"
@@ -148,7 +148,7 @@ def test_the_attacker_of_a_given_model_trains_in_out_models_unless_the_user_chos
     (shadows,) = found(tmp_path / "a", "valid", check="shadows")
     assert shadows.note.count("8 shadow models, each trained on ") == 1
     (asked,) = found(tmp_path / "a", "nonmembers")
-    assert asked.value == 1078  # a tenth of 1197 stops the training, and no row is given to disjoint shadows
+    assert asked.value == 360  # a tenth of 400 stops the training, and no row is given to disjoint shadows
     capsys.readouterr()
     assert audit(tmp_path / "b", *flags, "--dry-run") == 0
     planned = capsys.readouterr().out
@@ -238,7 +238,7 @@ def test_a_users_network_that_was_edited_is_trained_anew(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     layers = "nn.Flatten(), nn.Linear(64, 16), nn.{}(), nn.Linear(16, 10)"
     source = f"from torch import nn\ndef net(): return nn.Sequential({layers})\n"
-    flags = ["--model", "edited_net:net", "--pruner", "none", "--attack", "correctness", "--shadows", 1]
+    flags = ["--model", "edited_net:net", "--pruner", "none", "--attack", "correctness", "--shadows", 1, *FEW]
     artifacts = []
     for activation in ("ReLU", "Tanh"):
         (tmp_path / "edited_net.py").write_text(source.format(activation))

@@ -6,7 +6,7 @@ import torch
 from secateur.cli import main
 from secateur.errors import WrongInput
 from secateur.evaluation.limits import Outcome, check_claims
-from secateur.experiments.canaries import count_right, draw_canaries
+from secateur.experiments.exposure import count_right, draw_canaries
 from secateur.metrics.epsilon import one_run_bound
 from secateur.runs.folder import load_rows
 from secateur.seeding import derive
@@ -32,7 +32,7 @@ def test_guesses_are_the_two_outer_quarters():
 
 RUN = ["--defense", "dp-sgd-scratch:noise_multiplier=15:delta=1e-4", "--canaries", "80", "--pruner", "none"]
 RUN += ["--attack", "conf", "--shadows", "1", "--set", "examples=800", "--set", "train.patience=null"]
-RUN += ["--set", "train.learning_rate=.01"]
+RUN += ["--set", "train.learning_rate=.01", "--model", "mlp"]
 
 
 def audit(out, epochs, *flags):

@@ -93,7 +93,7 @@ def test_the_population_is_scaled_as_the_data(files):
     torch.testing.assert_close(joined.inputs[500:] * data.std[0] + data.mean[0], pixels)
 
 
-@pytest.mark.parametrize(("flags", "models"), [(["--shadows", "3"], 3), ([], 8)])
+@pytest.mark.parametrize(("flags", "models"), [(["--shadows", "3"], 3), (["--attack", "conf,rmia"], 8)])
 def test_an_audit_trains_the_attackers_models_on_the_population(files, tmp_path, flags, models, few_epochs):
     assert audit(files, tmp_path / "run", "--population", str(files / "population.npz"), *flags) == 0
     found = load_rows(tmp_path / "run")

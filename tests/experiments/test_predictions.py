@@ -11,7 +11,7 @@ from sklearn.metrics import roc_auc_score, roc_curve
 from secateur.cli import main
 from secateur.data import prediction_files
 from secateur.data.archives import map_npz
-from secateur.evaluation import records
+from secateur.evaluation import membership
 from secateur.experiments import predictions
 from secateur.runs.folder import load_rows
 
@@ -246,7 +246,7 @@ def test_a_mapped_file_in_parts_gives_the_rows_of_the_whole(tmp_path, monkeypatc
     assert audit(tmp_path / "q.npz", tmp_path / "whole", *attacks) == 0
     monkeypatch.setattr(predictions, "AT_ONCE", 7)
     monkeypatch.setattr(prediction_files, "AT_ONCE", 7)
-    monkeypatch.setattr(records, "AT_ONCE", 7)
+    monkeypatch.setattr(membership, "AT_ONCE", 7)
     assert audit(tmp_path / "p.npz", tmp_path / "parts", *attacks) == 0
     assert list_measures(tmp_path / "parts") == list_measures(tmp_path / "whole")
     confidence = arrays["probabilities"][np.arange(200), arrays["labels"]]

@@ -16,7 +16,7 @@ from secateur import tree
 from secateur.defenses import priprune
 from secateur.defenses.priprune import FIRST, LOGITS, TURNS, Fused, Plain, PriPrune, passes_for
 from secateur.defenses.withholding import SAVED, WITHHELD, whole_mask
-from secateur.gpu import adam, priprune_ops
+from secateur.gpu import BETA_1, priprune_ops
 from secateur.interfaces import Batch
 
 pytestmark = pytest.mark.system  # interpreted, they take minutes
@@ -148,7 +148,7 @@ def test_the_slope_that_is_written_out_is_autograds(normalise, dtype):
     )  # fmt: skip
     made = turned(FUSED, rule, received, mask, state, batches, noise)
     for name, slope in slopes.items():
-        assert (made.state[FIRST + name] / (1 - adam.BETA_1) - slope).abs().max() < 5 * TOLERANCES[dtype]
+        assert (made.state[FIRST + name] / (1 - BETA_1) - slope).abs().max() < 5 * TOLERANCES[dtype]
         assert bool((made.state[FIRST + name][~mask[name]] == 0).all())
 
 

@@ -20,7 +20,7 @@ from secateur.gpu import stacked_layers
 from secateur.gpu.precision import tf32
 from secateur.gpu.stacked_layers import Products
 from secateur.gpu.triton_loader import load_kernels
-from secateur.models.conv import conv_2, conv_4
+from secateur.models.small import conv_2, conv_4
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 LANES = 3

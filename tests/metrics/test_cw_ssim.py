@@ -6,8 +6,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from secateur.metrics import cw_ssim as module
-from secateur.metrics.cw_ssim import bands, cw_ssim
+from secateur.metrics import pictures as module
+from secateur.metrics.pictures import bands, cw_ssim
 
 SIZES = [(32, 32, 5), (28, 28, 5), (64, 64, 5), (17, 40, 5), (16, 16, 4), (8, 8, 3), (8, 32, 3), (2, 2, 1), (1, 1, 1)]
 

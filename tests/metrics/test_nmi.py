@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 from sklearn.metrics import adjusted_mutual_info_score, normalized_mutual_info_score
 
 from secateur.errors import WrongInput
-from secateur.metrics.nmi import nmi
+from secateur.metrics.pictures import nmi
 
 
 def by_scikit_learn(truth, guess, levels):

@@ -3,7 +3,7 @@
 import pytest
 from audited import audit_rows, figures_of, labels_of
 
-from secateur.report.audit import (
+from secateur.report.audit_plots import (
     VISIBLE,
     StyledCurve,
     draw_class_means,

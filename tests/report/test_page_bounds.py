@@ -9,7 +9,8 @@ from audited import attack_rows, audit_rows, figures_of, labels_of, model_rows
 from hypothesis import given
 from hypothesis import strategies as st
 
-from secateur.report.audit import CURVES, MOST_MODELS
+from secateur.report.audit import MOST_MODELS
+from secateur.report.audit_plots import CURVES
 from secateur.report.page import MOST_RUNS, MOST_VERDICTS, Source, render
 from secateur.report.plotting import POINTS, VIEWS, View, draw_views, thin_points
 from secateur.report.summary import SummaryCell, SummaryLine, select_front

@@ -282,12 +282,12 @@ def reproduced(capsys, out, name, *more):
 
 def test_table_6_runs_to_its_table_and_again_to_the_same_rows(tmp_path, capsys):
     out = tmp_path / "run"
-    printed = reproduced(capsys, out, "mapp-table6", "--set", "examples=600")
+    printed = reproduced(capsys, out, "mapp-table6", "--set", "examples=400")
     assert "independent" in printed and "verdict" in printed and "apart" in printed and "augmentation none" in printed
     table = [json.loads(line) for line in (out / "table.jsonl").read_text().splitlines()]
     assert {row["verdict"] for row in table if row["metric"] == "claim"} <= {"supported", "not supported", "undecided"}
     rows = select_comparable(load_rows(out))
-    again = reproduced(capsys, out, "mapp-table6", "--set", "examples=600")
+    again = reproduced(capsys, out, "mapp-table6", "--set", "examples=400")
     assert again == printed and select_comparable(load_rows(out)) == rows
     page = (out / "report.html").read_text()
     assert "Federations over sub-models" in page and "Client by client" in page and "Trained cells" in page
@@ -315,7 +315,7 @@ def test_crops_and_flips_where_the_public_code_has_them_unless_one_says_otherwis
 
 
 def test_crops_and_flips_are_stated(tmp_path, capsys):
-    printed = reproduced(capsys, tmp_path, "mapp-fig1", "--set", "examples=600", "--set", "augment=true")
+    printed = reproduced(capsys, tmp_path, "mapp-fig1", "--set", "examples=400", "--set", "augment=true")
     assert "augmentation crop and flip" in printed
     assert all(row.extra["augment"] for row in load_rows(tmp_path))
     data, scale = load_data(SCALES["tiny"], {}), scale_of("mapp", "tiny", ["augment=true"])

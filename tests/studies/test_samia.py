@@ -11,7 +11,6 @@ from secateur.cli import main
 from secateur.metrics.estimates import combine, correlation, mean_of
 from secateur.metrics.membership import Estimate
 from secateur.runs.rows import Row
-from secateur.studies.claims import equals, format_estimate, judge, verdict
 from secateur.studies.results import AuditResults, VictimKey
 from secateur.studies.samia import AuditStep
 from secateur.studies.samia.attacks import (
@@ -27,7 +26,7 @@ from secateur.studies.samia.attacks import (
 )
 from secateur.studies.samia.behaviour import by_class, by_class_defended, histograms, histograms_defended, utility
 from secateur.studies.study import read_scales
-from secateur.studies.table import StudyTable, TableLine, sparkline
+from secateur.studies.table import StudyTable, TableLine, equals, format_estimate, judge, sparkline, verdict
 
 ORIGINAL = ("none", 0.0, "basic")
 NARROW = 0.001
@@ -353,7 +352,7 @@ def test_every_result_of_the_paper_is_a_study():
 
 # One study from end to end -------------------------------------------------------------------------------------
 def test_a_study_runs_and_is_resumed(tmp_path, capsys):
-    command = ["reproduce", "samia-fig1", "--scale", "tiny", "--out", str(tmp_path / "fig1"), "--set", "examples=900"]
+    command = ["reproduce", "samia-fig1", "--scale", "tiny", "--out", str(tmp_path / "fig1"), "--set", "examples=500"]
     assert main(command) == 0
     printed = capsys.readouterr().out
     text = (tmp_path / "fig1" / "table.md").read_text()
@@ -363,7 +362,7 @@ def test_a_study_runs_and_is_resumed(tmp_path, capsys):
     rows = json.loads(capsys.readouterr().out)
     assert rows == [json.loads(line) for line in (tmp_path / "fig1" / "table.jsonl").read_text().splitlines()]
     assert {row["scale"] for row in rows} == {"tiny"} and {row["shadows"] for row in rows} == {1}
-    assert {row["examples"] for row in rows} == {900}
+    assert {row["examples"] for row in rows} == {500}
     assert before == {path.name: path.stat().st_mtime_ns for path in (tmp_path / "fig1" / "artifacts").iterdir()}
     assert (tmp_path / "fig1" / "report.html").exists()
     gap = next(row for row in rows if row["metric"] == "gap")

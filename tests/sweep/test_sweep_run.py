@@ -22,7 +22,7 @@ from secateur.sweep import workers as sweep_workers
 from secateur.sweep.plan import plan
 from secateur.sweep.workers import PieceOutcome, SweepFolder, run_piece
 
-SMALL = {"clients": 4, "per_round": 2, "local_steps": 1, "batch_size": 4, "base_pruning": "random"}
+SMALL = {"clients": 4, "per_round": 2, "local_steps": 1, "batch_size": 4, "base_pruning": "random", "examples": 200}
 ROUNDS = {"job": "federate", "model": "lenet-zhu", "rounds": 2, **SMALL}
 
 
@@ -104,7 +104,7 @@ def test_a_piece_that_fails_is_named_and_the_others_go_on(tmp_path, here, capsys
 
     monkeypatch.setattr(sweep_workers, "run_job", run)
     jobs["wrong"]["pruner"], jobs["wrong"]["model"] = "none", "digits-cnn"
-    jobs["wrong"] |= {"shadows": 1, "train": {"epochs": 1}, "attack": "conf", "limits": {"auc": 0.0}}
+    jobs["wrong"] |= {"shadows": 1, "train": {"epochs": 1}, "attack": "conf", "limits": {"auc": 0.0}, "examples": 400}
     assert sweep(tmp_path, {"jobs": jobs}) == 1  # done, and a limit is passed
     assert here[3:] == ["wrong", "torn"]
     assert "secateur: wrong: " in (said := capsys.readouterr().err) and "is above the limit 0" in said

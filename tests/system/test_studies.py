@@ -9,11 +9,11 @@ from secateur import catalogue
 from secateur.cli import main
 from secateur.report.matrix import BY_KEY, build_heatmaps
 from secateur.runs.folder import load_figures, load_rows
-from secateur.studies.claims import NOT_SUPPORTED, SUPPORTED, UNDECIDED
 from secateur.studies.dgp.extensions import HELD, LISTENED
 from secateur.studies.dgp.tables import LEFT_OUT, RECOVERED, TRAINED, DgpResults, left_out_lines
 from secateur.studies.results import AuditResults
 from secateur.studies.study import Study, read_scales
+from secateur.studies.table import NOT_SUPPORTED, SUPPORTED, UNDECIDED
 
 pytestmark = pytest.mark.system
 TINY = read_scales("samia")["tiny"]

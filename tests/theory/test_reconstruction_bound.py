@@ -13,8 +13,7 @@ from secateur.defenses.top_k import TopK
 from secateur.errors import WrongInput
 from secateur.interfaces import Batch, Gradient, Knowledge, ServerView
 from secateur.models.create import create
-from secateur.theory.gradient_distance import cosine_distance, distance
-from secateur.theory.reconstruction_bound import gradient_map, reconstruction_bound
+from secateur.theory.gradient_distance import cosine_distance, distance, gradient_map, reconstruction_bound
 from secateur.tree import state_of
 
 

@@ -14,16 +14,14 @@ import torch
 from torch import Generator, Tensor, nn
 
 from secateur import tree
-from secateur.api.results import Examples, Printable, check_batch
+from secateur.api import Examples, Printable, check_batch
 from secateur.attacks.membership.reference_models import content
 from secateur.catalogue import Choice, Compressor, methods
 from secateur.config import check_together, choice, compressor
 from secateur.config import defense_of_models as read_defense
-from secateur.data.examples import read_structured
-from secateur.data.structure import InputLayout
+from secateur.data.examples import InputLayout, read_structured
 from secateur.errors import WrongInput
-from secateur.evaluation.membership import cache_answers
-from secateur.evaluation.records import ModelRecords
+from secateur.evaluation.membership import ModelRecords, cache_answers
 from secateur.evaluation.validity import Accuracy, Validity, resemblance, validity_rows
 from secateur.experiments.black_box import ROWS, BoxAudit, needs_no_shadows, sparsity_of, sparsity_rows
 from secateur.experiments.context import MOVES, check_installed, check_models, shortage

@@ -11,7 +11,7 @@ from typing import Any, Literal, TypeVar
 import torch
 from torch import Tensor, nn
 
-from secateur.api.results import Examples, Printable, read_batch
+from secateur.api import Examples, Printable, read_batch
 from secateur.config import base_pruning as read_base
 from secateur.config import choice, defense_of_clients, inversion
 from secateur.data.dataset import Dataset

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from secateur import tree
-from secateur.api.results import Examples, Printable, read_batch
+from secateur.api import Examples, Printable, read_batch
 from secateur.attacks.inversion.problem import structure
 from secateur.catalogue import Defense
 from secateur.config import defense_of_updates, inversion

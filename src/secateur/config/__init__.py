@@ -7,7 +7,7 @@ fields, so that both share one schema.
 from __future__ import annotations
 
 from secateur.config.audit import Audit, ModelRun, Protocol, Prune
-from secateur.config.base import Common, Fields, Training, flags_of
+from secateur.config.base import Common, Fields, Limits, PolicyFile, PrivacyClaim, Training, flags_of
 from secateur.config.federate import Federate
 from secateur.config.files import dump, dump_recipes, list_code, parse_fields, put, read, read_limits
 from secateur.config.invert import Invert
@@ -25,7 +25,6 @@ from secateur.config.methods import (
     defense_of_updates,
     inversion,
 )
-from secateur.config.policy import Limits, PolicyFile, PrivacyClaim
 from secateur.config.sweep import Reproduce, Sweep, Work
 
 __all__ = [

@@ -9,9 +9,8 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 from pydantic import BeforeValidator, model_validator
 
 from secateur.config import base
-from secateur.config.base import Common, Training, field, flag
+from secateur.config.base import Common, Limits, PrivacyClaim, Training, field, flag
 from secateur.config.methods import check_together, choice
-from secateur.config.policy import Limits, PrivacyClaim
 from secateur.errors import WrongInput, check_whole
 
 if TYPE_CHECKING:

@@ -13,10 +13,9 @@ from pydantic import BeforeValidator, Field, model_validator
 
 from secateur.catalogue import Choice, check_attack_kind, methods, name_of
 from secateur.config import base
-from secateur.config.base import Common, Fields, field, flag
+from secateur.config.base import Common, Fields, Limits, field, flag
 from secateur.config.messages import Allowed, yaml_value
 from secateur.config.methods import set_parameters
-from secateur.config.policy import Limits
 from secateur.errors import WrongInput, check_whole
 
 SUBMODEL_DEFAULTS: dict[str, Any] = {  # mapp_fl's setting (Section 5.2)

@@ -13,9 +13,8 @@ from pydantic import ValidationError
 
 from secateur.catalogue import Choice, is_reference, split
 from secateur.config.audit import ModelRun
-from secateur.config.base import Common, Fields, Training
+from secateur.config.base import Common, Fields, Limits, Training
 from secateur.config.messages import explain, load_yaml, yaml_value
-from secateur.config.policy import Limits
 from secateur.errors import WrongInput
 
 C = TypeVar("C", bound=Fields)

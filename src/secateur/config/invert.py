@@ -9,9 +9,8 @@ from pydantic import model_validator
 
 from secateur.catalogue import Choice
 from secateur.config import base
-from secateur.config.base import Common, field, flag
+from secateur.config.base import Common, Limits, field, flag
 from secateur.config.methods import set_parameters
-from secateur.config.policy import Limits
 from secateur.errors import WrongInput
 
 

@@ -30,7 +30,7 @@ from secateur.catalogue import method
 from secateur.defenses import AGAINST_WITHHOLDING
 from secateur.defenses.withholding import SAVED, WITHHELD, divide, empty_state, reload, whole_mask
 from secateur.errors import WrongInput, check_number, check_numbers
-from secateur.gpu.adam import BETA_1, BETA_2, EPSILON
+from secateur.gpu import BETA_1, BETA_2, EPSILON
 from secateur.gpu.triton_loader import load_kernels
 from secateur.interfaces import Batch, ClientResult, LossOf, Mask, Params
 from secateur.pruning.masks import check_name

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from datetime import date
 from typing import Any
 
-from secateur.config.policy import PolicyFile
+from secateur.config.base import PolicyFile
 from secateur.evaluation.limits import (
     CLAIM,
     Check,

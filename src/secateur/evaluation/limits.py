@@ -17,7 +17,7 @@ from typing import Any, Literal
 from xml.etree import ElementTree
 
 from secateur.catalogue import methods, name_of
-from secateur.config.policy import Limits, PrivacyClaim, Unit
+from secateur.config.base import Limits, PrivacyClaim, Unit
 from secateur.evaluation.attack_strength import list_missing, measure_strength
 from secateur.evaluation.membership import COUNTS
 from secateur.evaluation.validity import failures

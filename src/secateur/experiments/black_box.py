@@ -17,8 +17,7 @@ from secateur.data.dataset import Dataset, fingerprint
 from secateur.data.load import load
 from secateur.errors import WrongInput
 from secateur.evaluation.limits import claim_rows
-from secateur.evaluation.membership import cache_answers
-from secateur.evaluation.records import write_records
+from secateur.evaluation.membership import cache_answers, write_records
 from secateur.evaluation.setup import check_groups, choose_scaling
 from secateur.evaluation.validity import Validity, member_accuracy, outputs, validity_rows
 from secateur.experiments.context import shortage

@@ -15,7 +15,7 @@ from secateur.config import Audit, choice, dump
 from secateur.data.prediction_files import PredictionFile, read_predictions
 from secateur.errors import WrongInput
 from secateur.evaluation.limits import claim_rows
-from secateur.evaluation.records import write_records
+from secateur.evaluation.membership import write_records
 from secateur.evaluation.validity import Accuracy, Validity, member_accuracy, resemblance, validity_rows
 from secateur.evaluation.validity import labels as check_labels
 from secateur.experiments.context import file_key, shortage

@@ -14,8 +14,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from secateur.gpu import BETA_1, BETA_2, EPSILON
 from secateur.gpu import priprune_kernels as kernels
-from secateur.gpu.adam import BETA_1, BETA_2, EPSILON
 
 BLOCK, STRETCH = 1024, 16_384  # entries per program, and per program that sums
 

@@ -16,12 +16,10 @@ from torch.nn.utils.rnn import pad_sequence
 
 from secateur.errors import WrongInput
 from secateur.interfaces import Params
-from secateur.metrics.cw_ssim import cw_ssim
 from secateur.metrics.estimates import student_quantile
 from secateur.metrics.lpips import ABSENT, lpips
 from secateur.metrics.membership import Estimate
-from secateur.metrics.nmi import nmi
-from secateur.metrics.pictures import to_float64
+from secateur.metrics.pictures import cw_ssim, nmi, to_float64
 
 WINDOW = 11  # pixels: 3.5 sigma to each side, as in scikit-image
 SIGMA = 1.5

@@ -20,7 +20,7 @@ import torch
 from torch import Tensor, nn
 
 from secateur import tree
-from secateur.data.structure import Structured
+from secateur.data.examples import Structured
 from secateur.errors import NotFinite, WrongInput
 from secateur.gpu.precision import full_precision
 from secateur.inference import bind_state

@@ -33,7 +33,7 @@ from secateur.runs.folder import load_config, load_figures, load_marker, load_ro
 from secateur.runs.rows import Row
 
 if TYPE_CHECKING:
-    from jinja2 import Template
+    import jinja2
 
 FORMATS = ("html", "pdf", "md", "json", "model-card")
 MEASURES = ("auc", "tpr_at_fpr_0.01", "tpr_at_fpr_0.001")
@@ -231,7 +231,7 @@ def render_html(pack: EvidencePack, figures: Sequence[dict[str, Any]] = ()) -> s
 
 
 @cache
-def _evidence_template() -> Template:
+def _evidence_template() -> jinja2.Template:
     """Return the template, with its filter."""
     import jinja2
 

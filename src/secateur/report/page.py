@@ -17,6 +17,7 @@ from secateur.evaluation.limits import Check, check, policy_of
 from secateur.evaluation.submodel_advice import caution, from_rows
 from secateur.report import (
     audit,
+    audit_plots,
     defenses,
     federation,
     federation_plots,
@@ -39,7 +40,7 @@ from secateur.runs.folder import check_plain, load_config, load_figures, load_ma
 from secateur.runs.rows import Row
 
 if TYPE_CHECKING:
-    from jinja2 import Template
+    import jinja2
 
 MOST_VERDICTS = 30  # that the page shows; more are counted
 MOST_RUNS = 50  # whose configuration the page shows
@@ -195,7 +196,7 @@ def render(sources: Sequence[Source], limits: Sequence[Check] | None = None) -> 
 
 
 @cache
-def _load_template(name: str) -> Template:
+def _load_template(name: str) -> jinja2.Template:
     """Return a page's template, which takes a tenth of a second to compile."""
     import jinja2
 
@@ -241,10 +242,10 @@ def _build_audit(rows: Sequence[Row], figures: Sequence[Labels]) -> dict[str, An
         "verdicts": [(name_setting(group[0].labels), write_verdict(group)) for group in group_by_setting(lines)],
         "tables": audit.build_tables(lines),
         "views": {
-            "tradeoff": audit.draw_tradeoffs(lines),
-            "roc": audit.draw_rocs(lines, figures),
-            "histograms": audit.draw_histograms(figures),
-            "classes": audit.draw_class_means(figures),
+            "tradeoff": audit_plots.draw_tradeoffs(lines),
+            "roc": audit_plots.draw_rocs(lines, figures),
+            "histograms": audit_plots.draw_histograms(figures),
+            "classes": audit_plots.draw_class_means(figures),
         },
     }
 

@@ -19,7 +19,7 @@ from secateur.metrics.membership import Estimate
 from secateur.report.summary import estimate
 from secateur.runs.rows import Row
 from secateur.studies import read_data
-from secateur.studies.claims import Cases, Finding, judge
+from secateur.studies.table import Cases, Finding, judge
 
 K = TypeVar("K", bound=tuple[Any, ...])
 

@@ -15,6 +15,7 @@ from secateur.interfaces import Gradient, ServerView
 from secateur.seeding import derive
 
 QUICK = GradientMatching(iterations=60, sign=True, schedule="steps", engine="plain")
+BRIEF = replace(QUICK, iterations=15)  # where two runs are compared, or what is kept of one
 
 
 def run(attack, targets, known, seed=0, watch=None):
@@ -51,7 +52,7 @@ def test_the_loss_is_that_of_the_returned_picture():
 def test_the_restart_with_the_lowest_matching_loss_is_taken():
     _, _, targets, known = scene(2)
     watch = scenes.Diary()
-    found = run(replace(QUICK, restarts=3), targets, known, watch=watch)
+    found = run(replace(BRIEF, restarts=3), targets, known, watch=watch)
     losses = watch.states[-1]["0/matching"].view(2, 3)
     assert [one.trial for one in found] == losses.argmin(1).tolist()
     assert [one.loss for one in found] == losses.min(1).values.tolist()
@@ -60,7 +61,7 @@ def test_the_restart_with_the_lowest_matching_loss_is_taken():
 @pytest.mark.parametrize("change", [{}, {"noise": 0.1, "restarts": 2, "group": 0.01, "sign": False}])
 def test_targets_together_are_what_they_are_one_by_one(change):
     _, _, targets, known = scene()
-    attack = replace(QUICK, **change)
+    attack = replace(BRIEF, **change)
     together = run(attack, targets, known)
     rng = scenes.rng()
     for i, target in enumerate(targets):
@@ -86,7 +87,7 @@ def test_a_resumed_attack_ends_bit_for_bit_as_one_that_was_not_interrupted(optim
 
 def test_where_memory_runs_out_half_the_targets_go_on(monkeypatch):
     _, _, targets, known = scene()
-    attack = replace(QUICK, iterations=20, restarts=2)
+    attack = replace(BRIEF, restarts=2)
     whole = run(attack, targets, known)
     step = optimisation.Trials.step
 
@@ -99,7 +100,7 @@ def test_where_memory_runs_out_half_the_targets_go_on(monkeypatch):
     watch = scenes.Diary()
     for a, b in zip(whole, run(attack, targets, known, watch=watch), strict=True):
         assert torch.equal(a.batch.inputs, b.batch.inputs) and a.curve == b.curve
-    assert (watch.states[-1]["0/clock"] == 20).all()
+    assert (watch.states[-1]["0/clock"] == 15).all()
 
 
 class Bomb(nn.Module):
@@ -197,12 +198,12 @@ def test_running_statistics_of_a_network_that_has_seen_no_batch_are_no_prior():
     net = scenes.network(batchnorm=True)
     truth = scenes.batch(0)
     known = scenes.knowledge(net, labels=truth.labels[None])
-    (plain,) = run(QUICK, [[scenes.view(net, truth)]], known)
-    (fresh,) = run(replace(QUICK, batchnorm=0.5), [[scenes.view(net, truth)]], known)
+    (plain,) = run(BRIEF, [[scenes.view(net, truth)]], known)
+    (fresh,) = run(replace(BRIEF, batchnorm=0.5), [[scenes.view(net, truth)]], known)
     assert torch.equal(plain.batch.inputs, fresh.batch.inputs) and "seen no batch" in fresh.note
 
     net[1].num_batches_tracked += 1  # the same statistics, as of real data
-    (used,) = run(replace(QUICK, batchnorm=0.5), [[scenes.view(net, truth)]], known)
+    (used,) = run(replace(BRIEF, batchnorm=0.5), [[scenes.view(net, truth)]], known)
     assert not torch.equal(plain.batch.inputs, used.batch.inputs) and "seen no batch" not in (used.note or "")
 
 
@@ -344,7 +345,7 @@ def test_a_scaled_gradient_reveals_as_much(power):
 
 def test_targets_are_halved_where_memory_runs_out(monkeypatch, caplog):
     _, _, targets, known = scene(5)
-    attack = replace(QUICK, restarts=2, iterations=20)
+    attack = replace(BRIEF, restarts=2, iterations=5)
     plain, whole, sizes = run(attack, targets, known), optimisation.Trials.run, []
 
     def tight(self, *rest):

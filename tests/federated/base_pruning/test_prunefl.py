@@ -17,7 +17,7 @@ from secateur.federated.base_pruning.prunefl import (
 )
 from secateur.federated.client_training import binary_cross_entropy
 from secateur.interfaces import Batch
-from secateur.models.conv import conv_2
+from secateur.models.small import conv_2
 from secateur.models.vgg import vgg_11
 
 ANY = torch.Generator()

@@ -21,16 +21,16 @@ from secateur.experiments.federate import run_federate
 from secateur.federated.attacks.observer import Every
 from secateur.federated.client_training import LocalTraining
 from secateur.federated.flower.app import client_app, clients_of, restrict_task
-from secateur.federated.flower.client import Clients
-from secateur.federated.flower.federation import FlowerFederation
-from secateur.federated.flower.link import HELLO, MOST, Link
-from secateur.federated.flower.node_data import (
+from secateur.federated.flower.client import (
+    Clients,
     KnownPanel,
     describe_data,
     fit_to_server,
     load_own_data,
     read_description,
 )
+from secateur.federated.flower.federation import FlowerFederation
+from secateur.federated.flower.link import HELLO, MOST, Link
 from tiny_rules import ROWS, federation, run
 
 SIZES = [4, 6, 8, 10, 12]

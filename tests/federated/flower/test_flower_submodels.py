@@ -10,8 +10,8 @@ from secateur.config import defense_of_clients
 from secateur.federated.augment import CropAndFlip
 from secateur.federated.build import submodel_protection
 from secateur.federated.faults import Faults
+from secateur.federated.flower.federation import FlowerSubmodels, NarrowClients
 from secateur.federated.flower.link import Link, pack
-from secateur.federated.flower.submodels import FlowerSubmodels, NarrowClients
 from secateur.wire import encode
 
 RULES = {

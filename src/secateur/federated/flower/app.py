@@ -23,8 +23,8 @@ if TYPE_CHECKING:
     from secateur.catalogue import Choice, Defense
     from secateur.config import Federate
     from secateur.federated.flower.client import Clients
+    from secateur.federated.flower.federation import NarrowClients
     from secateur.federated.flower.link import Link
-    from secateur.federated.flower.submodels import NarrowClients
 
 CODE = {"transform"}  # fields that name code
 REFUSED = CODE | {"data_folder", "weights", "download"}  # fields of a task that a node takes from its own settings
@@ -52,8 +52,7 @@ def clients_of(task: str, node_config: str, said: str, trusted: bool = False) ->
     from secateur.config import Federate, list_code, read
     from secateur.errors import WrongInput
     from secateur.federated.build import build_spec, load_data, network_of
-    from secateur.federated.flower.client import Clients
-    from secateur.federated.flower.node_data import load_node
+    from secateur.federated.flower.client import Clients, load_node
     from secateur.interfaces import Batch
 
     description, machine = read_task(task), json.loads(node_config)
@@ -70,7 +69,7 @@ def clients_of(task: str, node_config: str, said: str, trusted: bool = False) ->
     rule = pick("rule", config.submodels or config.base_pruning, description["rule"])
     if config.submodels:
         from secateur.federated.build import build_submodel_spec
-        from secateur.federated.flower.submodels import NarrowClients
+        from secateur.federated.flower.federation import NarrowClients
 
         return NarrowClients(net, data, build_submodel_spec(config, data, seed, rule, defense), seed, device)
     terms = build_spec(config, data, seed, rule, defense, shares)
@@ -150,7 +149,7 @@ def client_app(mods: list[Mod] | None = None, trusted: bool = False) -> ClientAp
         node = context.node_config
         greeting: dict[str, Any] = {"client": int(node.get("partition-id", -1))}
         if "own-data" in node:
-            from secateur.federated.flower.node_data import load_own_data
+            from secateur.federated.flower.client import load_own_data
 
             folder = str(node["data-folder"]) if "data-folder" in node else None
             greeting["examples"] = load_own_data(str(node["own-data"]), folder).train_size
@@ -196,8 +195,7 @@ def config_of(run_config: Mapping[str, Any]) -> Federate:
 
 def engine_over(link: Link, config: Federate, seed: int, rule: Choice, defense: Defense) -> Callable[..., Any]:
     """Return a constructor as that of `Federation` or `SubmodelFederation`, for clients behind a link."""
-    from secateur.federated.flower.federation import FlowerFederation
-    from secateur.federated.flower.submodels import FlowerSubmodels
+    from secateur.federated.flower.federation import FlowerFederation, FlowerSubmodels
 
     return partial(
         FlowerSubmodels if config.submodels else FlowerFederation, link, task_of(config, seed, rule, defense)

@@ -22,10 +22,9 @@ from secateur.metrics.estimates import combine, mean_of
 from secateur.metrics.membership import Estimate
 from secateur.report.summary import group_by
 from secateur.runs.rows import Row
-from secateur.studies.claims import Cases, Finding
 from secateur.studies.dgp.steps import NAMES
 from secateur.studies.results import Results
-from secateur.studies.table import Cells, TableLine, Tabulated, curve, find_printed
+from secateur.studies.table import Cases, Cells, Finding, TableLine, Tabulated, curve, find_printed
 
 PAIRED = ("lpips", "cw_ssim")
 ACCURACY = "test_accuracy"

@@ -35,13 +35,17 @@ from secateur.report.summary import group_by
 from secateur.runs.artifacts import Result
 from secateur.runs.rows import Row
 from secateur.seeding import derive
-from secateur.studies.claims import Cases, Finding
 from secateur.studies.dgp.steps import DgpSetting
 from secateur.studies.dgp.tables import DgpResults, base
-from secateur.studies.table import Cells, TableLine, Tabulated
+from secateur.studies.table import Cases, Cells, Finding, TableLine, Tabulated
 from secateur.theory import convergence as theorems
-from secateur.theory.gradient_distance import cosine_distance, epsilon, relative_distance, theorem_1_cosine
-from secateur.theory.reconstruction_bound import reconstruction_bound
+from secateur.theory.gradient_distance import (
+    cosine_distance,
+    epsilon,
+    reconstruction_bound,
+    relative_distance,
+    theorem_1_cosine,
+)
 
 QUALITY = {"psnr": -1, "mse": 1, "lpips": 1, "cw_ssim": -1}  # expected sign of the correlation with the distance
 DELTA = 0.2  # of Definition 1: the paper gives no value, and 20 trials cannot bound a delta below .17

@@ -17,9 +17,8 @@ from secateur.metrics.estimates import SMALLEST, Measure, average_on_same, combi
 from secateur.metrics.membership import Estimate
 from secateur.report.summary import estimate
 from secateur.runs.rows import Row
-from secateur.studies.claims import Cases, negate
 from secateur.studies.results import Results
-from secateur.studies.table import Cells, TableLine, Tabulated, find_printed
+from secateur.studies.table import Cases, Cells, TableLine, Tabulated, find_printed, negate
 
 MIXED = "mixed"  # the batches in which examples are scored
 INDEPENDENT = ":coupling=independent"

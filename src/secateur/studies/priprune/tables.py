@@ -16,7 +16,6 @@ from secateur.evaluation.attack_strength import list_modes
 from secateur.metrics.estimates import combine, correlation, mean
 from secateur.metrics.membership import Estimate
 from secateur.report.summary import group_by
-from secateur.studies.claims import Cases, Finding, judge, verdict
 from secateur.studies.priprune.results import (
     ACCURACY,
     AMI,
@@ -35,7 +34,7 @@ from secateur.studies.priprune.results import (
     lines,
     paired_difference,
 )
-from secateur.studies.table import TableLine, Tabulated, find_printed
+from secateur.studies.table import Cases, Finding, TableLine, Tabulated, find_printed, judge, verdict
 
 NETWORKS = {"femnist": "conv-2", "cifar10": "vgg-11"}  # of the paper, by data set
 LAMBDAS = {"accuracy": 5.0, "privacy": 15.0, "sharing": 2e-5}  # and their defaults

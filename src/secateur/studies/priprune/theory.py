@@ -25,9 +25,8 @@ from secateur.progress import progress
 from secateur.runs.artifacts import Result
 from secateur.runs.folder import Run
 from secateur.runs.rows import Row
-from secateur.studies.claims import Finding, judge, negate
 from secateur.studies.priprune.results import CIFAR10, FEMNIST, PripruneResults
-from secateur.studies.table import Cells, TableLine, Tabulated, find_printed
+from secateur.studies.table import Cells, Finding, TableLine, Tabulated, find_printed, judge, negate
 from secateur.theory.mutual_information import Forms, gradient_spectrum, over_rounds, single_round, single_round_prunefl
 
 STANDS_FOR = {"femnist": FEMNIST, "qmnist": FEMNIST, "mnist": FEMNIST, "cifar10": CIFAR10}

@@ -17,10 +17,9 @@ from secateur.catalogue import name_of
 from secateur.metrics.estimates import Measure, combine, correlation, mean, mean_of
 from secateur.metrics.membership import Estimate
 from secateur.report.summary import group_by
-from secateur.studies.claims import Cases, Finding, equals, judge
 from secateur.studies.results import AuditResults, VictimKey
 from secateur.studies.samia.behaviour import CLOSE
-from secateur.studies.table import Cells, TableLine, Tabulated, find_printed
+from secateur.studies.table import Cases, Cells, Finding, TableLine, Tabulated, equals, find_printed, judge
 
 ATTACKS = ("samia", "conf")
 PAIRINGS = (  # the attack on the pruned model and on the original, and the measure
