@@ -25,6 +25,7 @@ from secateur.config.methods import (
     inversion,
 )
 from secateur.config.policy import Limits, PolicyFile, PrivacyClaim
+from secateur.config.recommend import Recommend
 from secateur.config.sweep import Reproduce, Sweep, Work
 
 __all__ = [
@@ -41,6 +42,7 @@ __all__ = [
     "PrivacyClaim",
     "Protocol",
     "Prune",
+    "Recommend",
     "Reproduce",
     "Sweep",
     "Training",

@@ -13,8 +13,19 @@ from typing import Any
 from secateur.config import read_limits
 from secateur.errors import WrongInput
 from secateur.evaluation.limits import Check, check, policy_of
+from secateur.evaluation.selection import is_search
 from secateur.evaluation.submodel_advice import caution, from_rows
-from secateur.report import audit, defenses, federation, federation_plots, inversion, submodels, submodels_plots, theory
+from secateur.report import (
+    audit,
+    defenses,
+    federation,
+    federation_plots,
+    inversion,
+    recommend,
+    submodels,
+    submodels_plots,
+    theory,
+)
 from secateur.report.headline import MEANINGS, build_headline
 from secateur.report.inversion import MOST, OPEN
 from secateur.report.plotting import View, draw_views
@@ -153,7 +164,7 @@ def render(sources: Sequence[Source], limits: Sequence[Check] | None = None) -> 
     )
     environment.policies["json.dumps_kwargs"] = {"separators": (",", ":")}
     rows, figures = _join_sources(sources)
-    parts = [_build_audit, _build_federations, _build_submodels, _build_updates, _build_defenses]
+    parts = [_build_audit, _build_federations, _build_submodels, _build_updates, _build_defenses, recommend.build_page]
     built = [build(rows, figures) for build in parts]
     values = {name: value for part in built for name, value in part.items() if name not in ("tables", "views")}
     tables = {name: table for part in built for name, table in part["tables"].items()}
@@ -185,7 +196,8 @@ def _keep(view: View) -> View:
 
 def _build_audit(rows: Sequence[Row], figures: Sequence[Labels]) -> dict[str, Any]:
     """Return the template's values about audited models."""
-    others = (inversion.is_inversion, federation.is_federated, lambda row: {"study", "submodels"} & row.extra.keys())
+    labels = {"study", "submodels"}
+    others = (inversion.is_inversion, federation.is_federated, is_search, lambda row: labels & row.extra.keys())
     audited = [row for row in rows if not any(is_other(row) for is_other in others)]
     lines = summarise(row for row in audited if row.metric not in APART)
     return {
