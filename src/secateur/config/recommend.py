@@ -57,7 +57,7 @@ class Recommend(ModelRun):
         "none", "Largest numbers of fine-tuning epochs to search. By default a quarter, a half and all of finetune."
     )
     learning_rate: Annotated[list[base.Positive], *base.ANY] = flag(
-        "none", "Learning rates of fine-tuning to search. By default that of finetune, and a third of it."
+        "none", "Learning rates of fine-tuning to search. By default that of finetune, and 0.3 of it."
     )
     attack: Annotated[list[base.OneAttack], *base.MANY] = flag(
         "conf,mentr,lira,rmia,samia", "Membership attacks on the recommended model.", repeat=True
@@ -65,7 +65,7 @@ class Recommend(ModelRun):
     shadows: base.Count = flag(5, "Shadow models of the search; as many fresh ones attack the recommended model.")
     population: str | None = flag(None, "Data of the attacker, as --data: shadow models use them too.")
     seed: base.FromZero = flag(0, "Seed of all random draws.")
-    max_accuracy_drop: Limit = flag(None, "Limit on the loss of accuracy against the original, as 0.01.")
+    max_accuracy_drop: Limit = flag(None, "Limit on the loss of accuracy. By default the search accepts 0.02.")
     max_tpr_at_1: Limit = flag(None, "Limit on the TPR at 1 % FPR, under every attack.")
     max_auc: Limit = flag(None, "Limit on the AUC, under every attack.")
     max_bytes: base.Positive | None = flag(None, "Limit on the bytes, as a share of the original's.")

@@ -49,9 +49,9 @@ def is_search(row: Row) -> bool:
 
 def beats(one: Assessment, other: Assessment, objectives: Sequence[str] = OBJECTIVES) -> bool:
     """Return True if one recipe is nowhere worse, and in one measure better by whole intervals."""
-    both = [(one.measures[name], other.measures[name]) for name in objectives if name in other.measures]
-    if any(name not in one.measures for name in objectives if name in other.measures):
+    if any(name not in item.measures for item in (one, other) for name in objectives):
         return False
+    both = [(one.measures[name], other.measures[name]) for name in objectives]
     return all(a.value <= b.value for a, b in both) and any(a.high < b.low for a, b in both)
 
 

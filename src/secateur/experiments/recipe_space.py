@@ -36,7 +36,7 @@ class CompressionRecipe:
     @property
     def title(self) -> str:
         """The recipe in words."""
-        return f"{self.compression.title}, at most {self.epochs} epochs at {self.learning_rate:g}"
+        return f"{self.compression.title}, at most {self.epochs} epochs at {self.learning_rate:.2g}"
 
     @property
     def settings(self) -> dict[str, str | float]:
@@ -74,7 +74,7 @@ class SearchSpace:
 def build_space(config: Recommend, pruners: Sequence[Any], epochs: int, learning_rate: float) -> SearchSpace:
     """Return the space of a run file; the schedule of fine-tuning sets the values that it leaves open."""
     schedules = config.epochs or [max(1, epochs // 4), max(1, epochs // 2), epochs]
-    rates = config.learning_rate or [learning_rate / 3, learning_rate]
+    rates = config.learning_rate or [0.3 * learning_rate, learning_rate]
     space = SearchSpace(
         list(dict.fromkeys(pruners)),
         sorted(set(config.sparsity)),

@@ -24,6 +24,7 @@ from secateur.evaluation import limits as holding
 from secateur.evaluation.limits import Check
 from secateur.evaluation.records import write_records
 from secateur.evaluation.selection import (
+    DROP,
     NAMES,
     SPENT,
     Assessment,
@@ -39,7 +40,7 @@ from secateur.experiments.context import check_function, check_installed, check_
 from secateur.experiments.pipeline import VICTIM, mask_of, module_of
 from secateur.experiments.prune import save, save_program, scale_inputs
 from secateur.experiments.recipe_evaluation import FIRST, SHADOWED, WHOLE, RecipeBench, measure, split_parts
-from secateur.experiments.recipe_search import RecipeSearch
+from secateur.experiments.recipe_search import TOLERANCE, RecipeSearch
 from secateur.experiments.recipe_space import CompressionRecipe
 from secateur.gpu.determinism import deterministic
 from secateur.interfaces import Converter
@@ -55,6 +56,7 @@ class Recommendation:
     """The answer of a search: the recipe, its measures on both halves, and the sentences that say them."""
 
     rows: list[Row]
+    figures: list[dict[str, Any]]
     recipe: CompressionRecipe
     chosen: Assessment  # on the rows of the search
     confirmed: Mapping[str, Estimate]  # on the other rows, under fresh shadow models and all attacks
@@ -147,7 +149,17 @@ def answer(search: RecipeSearch, evaluation: AuditEvaluation, rows: Sequence[Row
     command = shlex.join(["secateur", "prune", str(out / "recipe.yaml"), *trust, "--out", model])
     build = partial(build_model, evaluation, recipe, prune)
     return Recommendation(
-        search.bench.run.rows, recipe, chosen, confirmed, search.front, checks, sentences, command, prune, build
+        search.bench.run.rows,
+        search.bench.run.figures,
+        recipe,
+        chosen,
+        confirmed,
+        search.front,
+        checks,
+        sentences,
+        command,
+        prune,
+        build,
     )
 
 
@@ -156,6 +168,8 @@ def write_sentences(search: RecipeSearch, chosen: Assessment, confirmed: Mapping
     broken = list_excesses(chosen, search.limits)
     verb = "The nearest recipe is" if broken else "Ship"
     sentences = explain_limits(search.finalists, search.limits) if broken else []
+    if DROP in broken and search.config.limits.accuracy_drop is None:
+        sentences.append(f"The accuracy drop {TOLERANCE:g} is the search's own limit; --max-accuracy-drop sets yours.")
     sentences.append(f"{verb} {chosen.title}: {_list_measures(confirmed)}, on rows that chose nothing.")
     sentences.append(f"On the rows that chose it: {_list_measures(chosen.measures)}.")
     items = search.results.values()

@@ -46,22 +46,21 @@ def importance(
         return {}
     columns = {name: _encode([trial[name] for trial in settings]) for name in settings[0]}
     table, outcome = np.concatenate(list(columns.values()), axis=1), np.asarray(values, dtype=float)
-    ends = np.cumsum([block.shape[1] for block in columns.values()])
+    widths = [block.shape[1] for block in columns.values()]
+    ends = np.cumsum(widths)
     chance = np.random.default_rng(draw_seed(rng))
     effects = np.zeros((replicates, len(columns)))
     for number in range(replicates):
         sample = chance.integers(len(table), size=len(table))
         tree = DecisionTreeRegressor(random_state=int(chance.integers(2**31))).fit(table[sample], outcome[sample])
         answers = tree.predict(table)
-        spread = 2 * SHUFFLES * answers.var()
-        if spread < 1e-24:
-            continue
-        for i, end in enumerate(ends):
-            block = slice(end - list(columns.values())[i].shape[1], end)
-            for _ in range(SHUFFLES):
-                moved = table.copy()
-                moved[:, block] = table[chance.permutation(len(table)), block]
-                effects[number, i] += ((tree.predict(moved) - answers) ** 2).mean() / spread
+        moved = np.tile(table, (len(widths), SHUFFLES, 1, 1))  # (settings, shuffles, trials, columns)
+        for i, (end, width) in enumerate(zip(ends, widths, strict=True)):
+            for copy in moved[i]:
+                copy[:, end - width : end] = table[chance.permutation(len(table)), end - width : end]
+        others = tree.predict(moved.reshape(-1, table.shape[1])).reshape(len(widths), -1, len(table))
+        if answers.var() > 1e-24:
+            effects[number] = ((others - answers) ** 2).mean(axis=(1, 2)) / (2 * answers.var())
     low, high = np.percentile(effects, [2.5, 97.5], axis=0)
     means = effects.mean(axis=0)
     return {name: Estimate(*map(float, (means[i], low[i], high[i]))) for i, name in enumerate(columns)}
