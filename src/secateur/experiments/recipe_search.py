@@ -9,7 +9,7 @@ import json
 import math
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from secateur.config import Recommend
@@ -162,8 +162,8 @@ class RecipeSearch:
             extra |= {"learning_rate": recipe.learning_rate}
             for name, (value, low, high, attack) in item.measures.items():
                 under = {} if attack is None else {"under": attack}
-                numbers = {"value": value, "low": low, "high": high, "timing": name == LATENCY}
-                rows.append(Row(**labels, metric=PREFIX + name, **numbers, extra=extra | under))
+                row = Row(**labels, metric=PREFIX + name, value=value, low=low, high=high, extra=extra | under)
+                rows.append(replace(row, timing=name == LATENCY))
         return rows + self._importance_rows()
 
     def _importance_rows(self) -> list[Row]:

@@ -72,7 +72,6 @@ def run_recommend(config: Recommend, out: Path, export: Path | None = None) -> R
     """Search recipes and audit the best one, into the folder `out`; the model goes to the file `export`, if any."""
     from secateur.report.page import write_page
 
-    require("optuna", "search")
     config, data, device, scaling = prepare_search(config)
     audit = config.to_audit()
     tabular = len(data.input_shape) == 1
@@ -102,6 +101,7 @@ def run_recommend(config: Recommend, out: Path, export: Path | None = None) -> R
 
 def prepare_search(config: Recommend) -> tuple[Recommend, Dataset, torch.device, Validity | None]:
     """Return the configuration with the methods that can run, and the data; refuse before any work what cannot."""
+    require("optuna", "search")
     named = config.model_fields_set
     check_installed(config.defense, config.execution)
     check_function(config, config.pruner, config.defense)
@@ -121,7 +121,11 @@ def plan(config: Recommend) -> list[str]:
     """Describe the steps of a search, a line each; refuse the configurations that the search refuses."""
     config, data, _, _ = prepare_search(config)
     split_parts(config.to_audit(), data, config.seed)
-    names = {"pruners": config.pruner, "sparsities": config.sparsity, "defenses": config.defense}
+    names: dict[str, Sequence[object]] = {
+        "pruners": config.pruner,
+        "sparsities": config.sparsity,
+        "defenses": config.defense,
+    }
     listed = "; ".join(f"{name}: {', '.join(map(str, values))}" for name, values in names.items())
     most = config.most_candidates
     amount = "as many recipes as the budget allows" if most is None else f"up to {most} recipes"
