@@ -51,7 +51,9 @@ class Recommend(ModelRun):
         ".5,.6,.7,.8,.9", "Shares to remove to search, in [0, 1).", repeat=True
     )
     defense: Annotated[list[base.OneDefense], *base.MANY] = flag(
-        "basic,ppb:strength=1,ppb:strength=4,ppb:strength=16,adv", "Defenses to search, with strengths.", repeat=True
+        "basic,ppb:strength=1,ppb:strength=4,ppb:strength=16,adv,mixed-distil,relaxed-loss",
+        "Defenses to search, with strengths.",
+        repeat=True,
     )
     epochs: Annotated[list[base.Count], *base.ANY] = flag(
         "none", "Largest numbers of fine-tuning epochs to search. By default a quarter, a half and all of finetune."

@@ -158,7 +158,7 @@ class RecipeSearch:
         for number, item in self.results.items():
             recipe = self.recipes[number]
             labels = self._labels() | {k: v for k, v in recipe.compression.labels.items() if k != "extra"}
-            extra = {"recipe": number, "rung": item.rung, "epochs": recipe.epochs}
+            extra: dict[str, Any] = {"recipe": number, "rung": item.rung, "epochs": recipe.epochs}
             extra |= {"learning_rate": recipe.learning_rate}
             for name, (value, low, high, attack) in item.measures.items():
                 under = {} if attack is None else {"under": attack}
