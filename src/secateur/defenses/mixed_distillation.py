@@ -34,8 +34,8 @@ class MixedDistillation:
     Acts on: fine-tuning. Hypothesis: fine-tuning shows every member and its label a second time, and this second look
     makes a pruned model surer of its members. Here neither a member nor a label is shown. A mixture is x' = (1 - u) x_i
     + u x_j, of a random pair of the batch, with u uniform in [0, `strength`). The loss is T^2 KL(f(x') / T || g(x') /
-    T): f is the unpruned model, g the pruned one, T the `temperature`. Labels of the validation rows still say when to stop.
-    `strength` 0 is the ablation: the members themselves, without their labels.
+    T): f is the unpruned model, g the pruned one, T the `temperature`. Labels of the validation rows
+    still say when to stop. `strength` 0 is the ablation: the members themselves, without their labels.
     """
 
     strength: float = 0.5
