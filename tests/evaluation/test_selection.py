@@ -38,6 +38,10 @@ def test_the_choice_leaks_least_within_the_limits():
     assert explain_limits(items, {"bytes": 0.25}) == []
 
 
+def test_below_guessing_the_more_accurate_recipe_is_chosen():
+    assert choose([recipe(0, 0.05, 0.40, 0.2), recipe(1, 0.01, 0.48, 0.2)], {}).number == 1
+
+
 def test_the_nearest_recipe_has_the_least_excess_in_units_of_the_limits():
     items = [recipe(0, 0.03, 0.6, 0.2), recipe(1, 0.01, 0.5, 0.5)]
     limits = {"accuracy_drop": 0.02, "bytes": 0.1}

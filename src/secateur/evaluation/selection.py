@@ -22,6 +22,7 @@ NAMES = {
     LATENCY: "share of the original's latency",
 }
 OBJECTIVES = (DROP, AUC, BYTES)
+GUESSES = {AUC: 0.5, TPR: 0.01}  # of an attacker that guesses
 SHIPPED = (BYTES, LATENCY)  # measures of the file alone, the same for every attacker
 PREFIX = "search_"  # of metrics of the search, which no limit and no verdict reads
 IMPORTANCE, SPENT = "importance", "seconds_spent"  # the other metrics of a search
@@ -70,8 +71,12 @@ def list_excesses(item: Assessment, limits: Mapping[str, float]) -> dict[str, fl
 
 
 def rank(item: Assessment, limits: Mapping[str, float]) -> tuple[float, ...]:
-    """Return a recipe's place in the order of choice: first by its excess over the limits, then by its leakage."""
-    return (math.fsum(list_excesses(item, limits).values()), *(item.value(name) for name in (AUC, TPR, DROP, BYTES)))
+    """Return a recipe's place in the order of choice: by its excess over the limits, its leakage, then its accuracy.
+
+    Below guessing, recipes leak alike: there only chance would order them.
+    """
+    leaks = (max(item.value(name), guess) for name, guess in GUESSES.items())
+    return (math.fsum(list_excesses(item, limits).values()), *leaks, item.value(DROP), item.value(BYTES))
 
 
 def choose(items: Sequence[Assessment], limits: Mapping[str, float]) -> Assessment:

@@ -185,7 +185,8 @@ def split_parts(config: Audit, data: Dataset, seed: int) -> tuple[dict[str, Part
 def measure(before: Sequence[Row], after: Sequence[Row]) -> dict[str, Estimate]:
     """Return the measures of a recipe from rows of its original and of its model; of attacks the strongest counts.
 
-    A measure that the sample does not support is left out.
+    The upper end is the highest of all attacks: a score that ties has an interval without width. A measure that the
+    sample does not support is left out.
     """
     measures = {}
     for name in (DROP, AUC, TPR):
@@ -194,7 +195,8 @@ def measure(before: Sequence[Row], after: Sequence[Row]) -> dict[str, Estimate]:
             top = max(known, key=lambda row: row.value or 0.0)
             low, high = (top.value if end is None else end for end in (top.low, top.high))
             assert top.value is not None and low is not None and high is not None
-            measures[name] = Estimate(top.value, low, high, top.attack)
+            highest = max([high, *(row.high for row in known if row.high is not None)])
+            measures[name] = Estimate(top.value, low, highest, top.attack)
     for name, cost in ((BYTES, "bytes"), (LATENCY, "seconds")):
         old, new = (_find_cost(rows, cost) for rows in (before, after))
         if old and new is not None:

@@ -52,6 +52,7 @@ class RecipeSearch:
     settings: Mapping[str, Any]
     recipes: list[CompressionRecipe] = field(default_factory=list)
     results: dict[int, Assessment] = field(default_factory=dict)
+    screened: dict[int, Assessment] = field(default_factory=dict)  # before shadow models: all under the same attacks
 
     def __post_init__(self) -> None:
         self.limits = select_limits(self.config)
@@ -67,6 +68,7 @@ class RecipeSearch:
             while (room := self._room()) and (drawn := sampler.draw(min(room, self.config.generation))):
                 self._run_generation(sampler, drawn)
                 advance(len(drawn))
+        self.screened = dict(self.results)
         finalists = self._promote()
         ended = {"recipes": len(self.recipes), "finalists": finalists}
         self.bench.run.write("search.json", json.dumps({"ended": ended, "settings": self.settings}))
@@ -170,7 +172,7 @@ class RecipeSearch:
         """Return the share of each objective's variance that goes with each setting, over all recipes."""
         rows = []
         for name in OBJECTIVES:
-            known = {number: item for number, item in self.results.items() if name in item.measures}
+            known = {number: item for number, item in self.screened.items() if name in item.measures}
             trials, values = [self.recipes[i].settings for i in known], [x.measures[name].value for x in known.values()]
             shares = importance(trials, values, derive(self.config.seed, "importance", name))
             for setting, share in shares.items():

@@ -93,6 +93,7 @@ def run_recommend(config: Recommend, out: Path, export: Path | None = None) -> R
         recommendation = answer(search, evaluation, collected.rows, out)
         shown = {"recipe": recommendation.chosen.number, "front": [item.number for item in search.front]}
         shown |= {"sentences": recommendation.sentences, "command": recommendation.command}
+        shown["held"] = not list_excesses(recommendation.chosen, search.limits)
         run.show([{"kind": "recipe"} | shown])
         write_files(recommendation, evaluation, data, run, export)
     write_page([out])

@@ -28,6 +28,7 @@ from secateur.runs.rows import Row
 
 RUNGS = ("short fine-tuning", "all of the fine-tuning", "shadow models")
 SHOWN = (DROP, AUC, TPR, BYTES, LATENCY)
+TITLES = NAMES | {BYTES: "bytes, share", LATENCY: "latency, share"}
 BRIEF = {DROP: "accuracy\ndrop", AUC: "AUC", TPR: "TPR at\n1% FPR", BYTES: "bytes", LATENCY: "latency"}
 
 
@@ -63,7 +64,7 @@ def build_tables(rows: Sequence[Row], figures: Sequence[Labels]) -> dict[str, Re
         Column("recipe", lambda line: name_recipe(line.labels)),
         Column("epochs", lambda line: str(line.labels["epochs"]), number=True),
         Column("learning rate", lambda line: f"{line.labels['learning_rate']:g}", number=True),
-        *(Column(NAMES[name], partial(_build_measure, name), number=True) for name in SHOWN),
+        *(Column(TITLES[name], partial(_build_measure, name), number=True) for name in SHOWN),
         Column("attacked after", lambda line: RUNGS[line.labels["rung"]]),
         Column("front", lambda line: "recommended" if line.labels["recipe"] == chosen else _mark(line, front)),
     ]
@@ -120,7 +121,7 @@ def _build_importance(rows: Sequence[Row]) -> ReportTable:
 
     columns = [
         Column("setting", lambda same: str(same[0].extra["setting"])),
-        *(Column(NAMES[name], partial(build, name), number=True) for name in objectives),
+        *(Column(TITLES[name], partial(build, name), number=True) for name in objectives),
     ]
     return table.build_table("Settings by their effect", list(settings.values()), columns, id="importance")
 
