@@ -38,6 +38,12 @@ def test_the_choice_leaks_least_within_the_limits():
     assert explain_limits(items, {"bytes": 0.25}) == []
 
 
+def test_a_limit_that_is_to_be_shown_prefers_the_whole_interval():
+    items = [recipe(0, 0.015, 0.5, 0.2, width=0.02), recipe(1, 0.01, 0.6, 0.2, width=0.005)]
+    assert choose(items, {"accuracy_drop": 0.02}).number == 0
+    assert choose(items, {"accuracy_drop": 0.02}, shown=["accuracy_drop"]).number == 1
+
+
 def test_below_guessing_the_more_accurate_recipe_is_chosen():
     assert choose([recipe(0, 0.05, 0.40, 0.2), recipe(1, 0.01, 0.48, 0.2)], {}).number == 1
 

@@ -1,6 +1,7 @@
 """The search for a recipe on digits, small enough for every test run: one run that all tests here read."""
 
 import json
+import shutil
 
 import pytest
 import torch
@@ -40,6 +41,12 @@ def run(tmp_path_factory):
     """The folder of a finished search, and its answer."""
     folder = tmp_path_factory.mktemp("recommend")
     return folder, secateur.recommend(folder / "run", export=folder / "model", **FIELDS)
+
+
+@pytest.fixture
+def copied(run, tmp_path):
+    """A copy of the run's folder, to change."""
+    return shutil.copytree(run[0] / "run", tmp_path / "run")
 
 
 def test_the_recipe_is_chosen_on_one_half_and_audited_on_the_other(run):
@@ -88,17 +95,23 @@ def test_the_command_makes_the_model_that_was_audited(run, tmp_path, monkeypatch
     assert sum(p.numel() for p in exported.parameters()) < 20_000
 
 
-def test_a_finished_search_repeats_its_rows_and_a_killed_one_ends_with_the_same(run, tmp_path):
-    folder, result = run
-    rows = select_comparable(load_finished(folder / "run"))
+def test_a_finished_search_repeats_its_rows_and_a_killed_one_ends_with_the_same(run, copied):
     for name in ("results.jsonl", "groups.jsonl", "figures.jsonl", "search.json"):  # as a kill in the search leaves it
-        (folder / "run" / name).unlink()
-    kept = sorted((folder / "run" / "artifacts").iterdir())
-    for stage in kept[::3]:
+        (copied / name).unlink()
+    for stage in sorted((copied / "artifacts").iterdir())[::3]:
         stage.unlink()
-    again = secateur.recommend(folder / "run", **FIELDS)
-    assert select_comparable(again.rows) == rows
-    assert again.recipe == result.recipe
+    again = secateur.recommend(copied, **FIELDS)
+    assert select_comparable(again.rows) == select_comparable(run[1].rows)
+    assert again.recipe == run[1].recipe
+
+
+def test_a_budget_that_is_over_leaves_one_generation_and_one_finalist(copied):
+    fields = {name: value for name, value in FIELDS.items() if name != "candidates"} | {"budget": "0.001s"}
+    first, again = (secateur.recommend(copied, **fields) for _ in range(2))
+    searched = [row for row in first.rows if row.metric == "search_auc"]
+    assert sorted(row.extra["rung"] for row in searched) == [0, 0, 1, 2]
+    assert select_comparable(again.rows) == select_comparable(first.rows)
+    assert read(Recommend, copied / "config.yaml", {}).budget == 0.001  # a run file that repeats the run
 
 
 def test_the_page_shows_the_answer_the_front_and_the_settings(run):
@@ -111,12 +124,11 @@ def test_the_page_shows_the_answer_the_front_and_the_settings(run):
     assert yaml.safe_load((folder / "run" / "recipe.yaml").read_text())["remove"] is True
 
 
-def test_impossible_limits_name_the_limit_and_the_nearest_recipe(run, tmp_path, capsys):
-    folder, _ = run
+def test_impossible_limits_name_the_limit_and_the_nearest_recipe(copied, tmp_path, capsys):
     file = tmp_path / "run.yaml"
     fields = {name: value for name, value in FIELDS.items() if name != "max_bytes"}
     file.write_text(json.dumps(fields))
-    code = main(["recommend", str(file), "--max-bytes", "0.001", "--out", str(folder / "run")])
+    code = main(["recommend", str(file), "--max-bytes", "0.001", "--out", str(copied)])
     said = " ".join(capsys.readouterr().out.split())
     assert code == 1
     assert "No recipe holds the limit 0.001 on share of the original's bytes: the lowest value is" in said

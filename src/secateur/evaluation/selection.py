@@ -6,7 +6,7 @@ All measures are better if lower. A measure that is missing neither holds nor br
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 
 from secateur.evaluation.limits import Check, Evidence, Outcome
@@ -61,27 +61,33 @@ def select_front(items: Sequence[Assessment], objectives: Sequence[str] = OBJECT
     return [item for item in items if not any(beats(other, item, objectives) for other in items)]
 
 
-def list_excesses(item: Assessment, limits: Mapping[str, float]) -> dict[str, float]:
-    """Return by measure how far a recipe lies above its limits, in units of the limit; only those that it breaks."""
+def list_excesses(item: Assessment, limits: Mapping[str, float], end: str = "value") -> dict[str, float]:
+    """Return by measure how far a recipe lies above its limits, in units of the limit; only those that it breaks.
+
+    `end` is the end of the interval that is held against a limit: value or high.
+    """
     excesses = {}
     for name, limit in limits.items():
-        if name in item.measures and item.measures[name].value > limit:
-            excesses[name] = (item.measures[name].value - limit) / max(abs(limit), LEAST)
+        if name in item.measures and (value := getattr(item.measures[name], end)) > limit:
+            excesses[name] = (value - limit) / max(abs(limit), LEAST)
     return excesses
 
 
-def rank(item: Assessment, limits: Mapping[str, float]) -> tuple[float, ...]:
+def rank(item: Assessment, limits: Mapping[str, float], shown: Collection[str] = ()) -> tuple[float, ...]:
     """Return a recipe's place in the order of choice: by its excess over the limits, its leakage, then its accuracy.
 
+    The limits named in `shown` are to be held by whole intervals: recipes that show it come first.
     Below guessing, recipes leak alike: there only chance would order them.
     """
+    whole = list_excesses(item, {name: limit for name, limit in limits.items() if name in shown}, "high")
     leaks = (max(item.value(name), guess) for name, guess in GUESSES.items())
-    return (math.fsum(list_excesses(item, limits).values()), *leaks, item.value(DROP), item.value(BYTES))
+    excesses = (math.fsum(broken.values()) for broken in (list_excesses(item, limits), whole))
+    return (*excesses, *leaks, item.value(DROP), item.value(BYTES))
 
 
-def choose(items: Sequence[Assessment], limits: Mapping[str, float]) -> Assessment:
+def choose(items: Sequence[Assessment], limits: Mapping[str, float], shown: Collection[str] = ()) -> Assessment:
     """Return the recipe that leaks least among those that hold all limits; if none does, the nearest one."""
-    return min(items, key=lambda item: (*rank(item, limits), item.number))
+    return min(items, key=lambda item: (*rank(item, limits, shown), item.number))
 
 
 def explain_limits(items: Sequence[Assessment], limits: Mapping[str, float]) -> list[str]:

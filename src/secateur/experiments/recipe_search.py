@@ -56,6 +56,7 @@ class RecipeSearch:
 
     def __post_init__(self) -> None:
         self.limits = select_limits(self.config)
+        self.shown = list(self.config.limits.by_measure()) if self.config.limits.decide == "high" else []
         self._start = time.monotonic()
         self._ended = self._read_end()
 
@@ -87,7 +88,7 @@ class RecipeSearch:
         self.recipes.extend(drawn)
         for number in numbers:
             self.results[number] = self.bench.assess(number, self.recipes[number], FIRST)
-        better = sorted(numbers, key=lambda number: (rank(self.results[number], self.limits), number))
+        better = sorted(numbers, key=lambda number: (rank(self.results[number], self.limits, self.shown), number))
         for number in better[: math.ceil(len(numbers) / 2)]:
             self.results[number] = self.bench.assess(number, self.recipes[number], WHOLE)
         for number in numbers:
@@ -104,9 +105,9 @@ class RecipeSearch:
             while finalists < most:
                 whole = [item for item in self.results.values() if item.rung >= WHOLE]
                 waiting = [item for item in select_front(whole) if item.rung < SHADOWED]
-                if not waiting or (finalists and self._time_left() < 0):
+                if not waiting or (self._ended is None and finalists and self._time_left() < 0):
                     break
-                number = choose(waiting, self.limits).number
+                number = choose(waiting, self.limits, self.shown).number
                 self.results[number] = self.bench.assess(number, self.recipes[number], SHADOWED)
                 finalists += 1
                 advance(1)
@@ -151,7 +152,7 @@ class RecipeSearch:
     @property
     def chosen(self) -> tuple[int, CompressionRecipe]:
         """The recommended recipe, and its number."""
-        number = choose(self.finalists, self.limits).number
+        number = choose(self.finalists, self.limits, self.shown).number
         return number, self.recipes[number]
 
     def rows(self) -> list[Row]:
