@@ -33,6 +33,7 @@ ROOT = Path(__file__).parents[1]
 LEFT_OUT = ("pip install", "make ")
 EXTRAS = {  # of what needs an extra: the package, and the extra that brings it
     r"^secateur sweep": ("ray", "ray"),
+    r"^secateur recommend": ("optuna", "search"),
     r"--defense \S*\bdp\b": ("opacus", "dp"),
     r"--engine flower|flower-quickstart|federated\.flower": ("flwr", "flower"),
 }

@@ -115,7 +115,9 @@ def test_defenses_are_listed_by_where_they_act(capsys):
     assert said.count("\n priprune ") == 1
 
 
-@pytest.mark.parametrize("command", ["audit", "prune", "invert", "federate", "reproduce", "sweep", "list", "report"])
+@pytest.mark.parametrize(
+    "command", ["audit", "prune", "recommend", "invert", "federate", "reproduce", "sweep", "list", "report"]
+)
 def test_help_is_plain_text(command, capsys):
     assert main([command, "--help"]) == 0
     assert "\\[" not in (said := capsys.readouterr().out)
@@ -129,7 +131,7 @@ ARGUMENTS = {
 }
 
 
-@pytest.mark.parametrize("command", ["audit", "prune", "invert", "federate", *ARGUMENTS])
+@pytest.mark.parametrize("command", ["audit", "prune", "recommend", "invert", "federate", *ARGUMENTS])
 def test_help_says_what_the_argument_is(command, capsys):
     assert main([command, "--help"]) == 0
     assert f"\n  {ARGUMENTS.get(command, 'FILE.yaml is a run file')}" in capsys.readouterr().out

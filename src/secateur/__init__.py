@@ -8,20 +8,35 @@ if TYPE_CHECKING:
     from secateur.api.audit import Report, audit
     from secateur.api.federate import Federated, federate
     from secateur.api.invert import Inversion, invert
+    from secateur.api.recommend import Recommended, recommend
     from secateur.errors import WrongInput
     from secateur.experiments.prune import load_pruned
     from secateur.models.wrap import wrap
 
-__all__ = ["Federated", "Inversion", "Report", "WrongInput", "audit", "federate", "invert", "load_pruned", "wrap"]
+__all__ = [
+    "Federated",
+    "Inversion",
+    "Recommended",
+    "Report",
+    "WrongInput",
+    "audit",
+    "federate",
+    "invert",
+    "load_pruned",
+    "recommend",
+    "wrap",
+]
 _MODULES = {
     "Federated": "api.federate",
     "Inversion": "api.invert",
+    "Recommended": "api.recommend",
     "Report": "api.audit",
     "WrongInput": "errors",
     "audit": "api.audit",
     "federate": "api.federate",
     "invert": "api.invert",
     "load_pruned": "experiments.prune",
+    "recommend": "api.recommend",
     "wrap": "models.wrap",
 }
 

@@ -18,7 +18,7 @@ from secateur.cli.options import Command, RunCommand, Set, say
 from secateur.errors import WrongInput, unknown
 
 if TYPE_CHECKING:
-    from secateur.config import Audit, Federate, Invert, Limits, Prune, Reproduce, Sweep
+    from secateur.config import Audit, Federate, Invert, Limits, Prune, Recommend, Reproduce, Sweep
     from secateur.evaluation.limits import Check
     from secateur.runs.rows import Row
 
@@ -196,6 +196,33 @@ def prune(
     settings: Prune = ctx.obj
     model = f"the model: {out}" + ("; not the one that an audit attacks" if settings.rows == "all" else "")
     _print(run_prune(settings, out), json_, print_measures, model)
+
+
+@run_command()
+def recommend(
+    ctx: typer.Context,
+    out: Out = Path("runs/recommend"),
+    junit: Junit = None,
+    export: Annotated[Path | None, typer.Option(help="Folder that the recommended model is written to.")] = None,
+    dry_run: DryRun = False,
+    json_: Json = False,
+) -> None:
+    """Search pruners, sparsities, defenses and fine-tuning: which smaller model should I ship?
+
+    FILE.yaml is a run file; flags override its fields.
+    """
+    from secateur.experiments.recommend import plan, run_recommend
+    from secateur.report.recommend import print_recommendation
+
+    settings: Recommend = ctx.obj
+    if dry_run:
+        say(*plan(settings))
+        return
+    _check_writable(junit)
+    result = run_recommend(settings, out, export)
+    show = partial(print_recommendation, sentences=result.sentences)
+    _print(result.rows, json_, show, f"make it: {result.command}\nthe page: {out / 'report.html'}")
+    _hold(result.checks, junit)
 
 
 @run_command()
@@ -428,7 +455,7 @@ def _print(rows: Sequence[Row], as_json: bool, show: Callable[[Sequence[Row]], N
         typer.echo(json.dumps([row.to_json() for row in rows]))
         return
     show(rows)
-    say(last)
+    say(*last.split("\n"))
 
 
 def _check_limits(rows: Sequence[Row], bounds: Limits) -> list[Check]:

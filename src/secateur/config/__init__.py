@@ -25,6 +25,7 @@ from secateur.config.methods import (
     defense_of_updates,
     inversion,
 )
+from secateur.config.recommend import Recommend
 from secateur.config.sweep import Reproduce, Sweep, Work
 
 __all__ = [
@@ -42,6 +43,7 @@ __all__ = [
     "PrivacyClaim",
     "Protocol",
     "Prune",
+    "Recommend",
     "Reproduce",
     "Sweep",
     "Training",

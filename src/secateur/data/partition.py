@@ -211,6 +211,22 @@ def _part(rows: Tensor, most: int | None = None) -> Part:
     return Part(*rows.split_with_sizes([train, validation, len(rows) - train - validation]))
 
 
+def halve(part: Part, rng: Generator) -> tuple[Part, Part]:
+    """Split the members and the non-members of a part at random: one half to choose on, one to confirm on.
+
+    Both halves keep all rows for early stopping, which are neither. An odd row goes to the second half.
+    """
+    if min(len(part.train), len(part.test)) < 2:
+        sizes = f"{len(part.train)} members and {len(part.test)} non-members"
+        raise WrongInput("data", f"{sizes} cannot be halved; use more rows")
+    sides = []
+    for rows in (part.train, part.test):
+        shuffled = rows[torch.randperm(len(rows), generator=rng)]
+        sides.append((shuffled[: len(rows) // 2], shuffled[len(rows) // 2 :]))
+    (members, more_members), (others, more_others) = sides
+    return Part(members, part.validation, others), Part(more_members, part.validation, more_others)
+
+
 def in_out_pool(victim: Part, population: Tensor, rng: Generator) -> Tensor:
     """Return the rows of in-out models: members, non-members, and rows of the attacker's population (P,), shuffled.
 

@@ -283,7 +283,8 @@ class AuditEvaluation:
         return self.factory.models(victim, [VICTIM])[VICTIM]
 
     def _guarantees(self, victim: Compression) -> list[Guarantee]:
-        return guarantees(self.factory.context_for(victim), victim, self.factory.parts[VICTIM].train.numel())
+        (job,) = self.factory.jobs(victim, [VICTIM])  # its rows, also where only some of them are asked about
+        return guarantees(job.context, victim, job.part.train.numel())
 
     def _claim(self, victim: Compression) -> PrivacyClaim | None:
         """Return the claim that attacks on a victim may refute: of its defense, or of the maker of given weights."""

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 from secateur.config import read_limits
 from secateur.errors import WrongInput
 from secateur.evaluation.limits import Check, check, policy_of
+from secateur.evaluation.selection import is_search
 from secateur.evaluation.submodel_advice import caution, from_rows
 from secateur.report import (
     audit,
@@ -23,6 +24,7 @@ from secateur.report import (
     federation_plots,
     inversion,
     matrix,
+    recommend,
     submodels,
     submodels_plots,
     theory,
@@ -169,7 +171,7 @@ def render(sources: Sequence[Source], limits: Sequence[Check] | None = None) -> 
     if any(matrix.is_cell(row) for source in sources for row in source.rows):
         return _render_matrix(sources)
     rows, figures = _join_sources(sources)
-    parts = [_build_audit, _build_federations, _build_submodels, _build_updates, _build_defenses]
+    parts = [_build_audit, _build_federations, _build_submodels, _build_updates, _build_defenses, recommend.build_page]
     built = [build(rows, figures) for build in parts]
     values = {name: value for part in built for name, value in part.items() if name not in ("tables", "views")}
     tables = {name: table for part in built for name, table in part["tables"].items()}
@@ -229,7 +231,8 @@ def _keep(view: View) -> View:
 
 def _build_audit(rows: Sequence[Row], figures: Sequence[Labels]) -> dict[str, Any]:
     """Return the template's values about audited models."""
-    others = (inversion.is_inversion, federation.is_federated, lambda row: {"study", "submodels"} & row.extra.keys())
+    labels = {"study", "submodels"}
+    others = (inversion.is_inversion, federation.is_federated, is_search, lambda row: labels & row.extra.keys())
     audited = [row for row in rows if not any(is_other(row) for is_other in others)]
     lines = summarise(row for row in audited if row.metric not in APART)
     return {

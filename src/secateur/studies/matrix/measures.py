@@ -15,7 +15,8 @@ from typing import Any
 from secateur.catalogue import find, name_of
 from secateur.config import Federate, defense_of_updates
 from secateur.errors import WrongInput
-from secateur.experiments.audit import AuditEvaluation, make_together, parts_of
+from secateur.experiments.audit import parts_of
+from secateur.experiments.audit_evaluation import AuditEvaluation, make_together
 from secateur.experiments.context import SeedContext, check_audit, fit_pruners
 from secateur.experiments.federate import FederateExperiment, check_federate
 from secateur.experiments.invert import ClientExposure, check_invert, refusal_of

@@ -1,0 +1,112 @@
+"""Run file of `secateur recommend`: the recipes to search, the limits, and the effort."""
+
+from __future__ import annotations
+
+import re
+from typing import Annotated, Any
+
+from pydantic import BeforeValidator, model_validator
+
+from secateur.config import base
+from secateur.config.audit import Audit, ModelRun
+from secateur.config.base import Limit, Limits, field, flag
+from secateur.config.messages import Allowed
+from secateur.errors import WrongInput
+
+DURATION = "must be a time such as 90s, 45m, 2h or 1h30m"
+UNITS = {"h": 3600.0, "m": 60.0, "s": 1.0}
+FLAGS = {"max_accuracy_drop": "accuracy_drop", "max_tpr_at_1": "tpr_at_fpr_0.01", "max_auc": "auc"}
+CANDIDATES = 20  # if neither a number nor a budget is set
+
+
+def read_duration(value: Any) -> Any:
+    """Return seconds; text has hours, minutes and seconds.
+
+    Example:
+        >>> read_duration("1h30m"), read_duration("45s"), read_duration(20)
+        (5400.0, 45.0, 20)
+    """
+    if not isinstance(value, str):
+        return value
+    parts = re.findall(r"(\d+(?:\.\d+)?)([hms])", value.strip())
+    if not parts or "".join(number + unit for number, unit in parts) != value.strip():
+        raise WrongInput("budget", f"{value!r} is not readable; it {DURATION}")
+    return sum(float(number) * UNITS[unit] for number, unit in parts)
+
+
+Duration = Annotated[base.Positive, BeforeValidator(read_duration), Allowed(DURATION)]
+
+
+class Recommend(ModelRun):
+    """`secateur recommend`: a search for the recipe that leaks least within limits."""
+
+    pruner: Annotated[list[base.OneCompressor], *base.MANY] = flag(
+        "l1-unstructured,l1-unstructured:scope=global,l1-structured,l2-structured,l1-unstructured+int8,"
+        "l1-structured+int8",
+        "Compressors to search; two are joined by +.",
+        repeat=True,
+    )
+    sparsity: Annotated[list[base.Share], *base.MANY] = flag(
+        ".5,.6,.7,.8,.9", "Shares to remove to search, in [0, 1).", repeat=True
+    )
+    defense: Annotated[list[base.OneDefense], *base.MANY] = flag(
+        "basic,ppb:strength=1,ppb:strength=4,ppb:strength=16,adv,mixed-distil,relaxed-loss",
+        "Defenses to search, with strengths.",
+        repeat=True,
+    )
+    epochs: Annotated[list[base.Count], *base.ANY] = flag(
+        "none", "Largest numbers of fine-tuning epochs to search. By default a quarter, a half and all of finetune."
+    )
+    learning_rate: Annotated[list[base.Positive], *base.ANY] = flag(
+        "none", "Learning rates of fine-tuning to search. By default that of finetune, and 0.3 of it."
+    )
+    attack: Annotated[list[base.OneAttack], *base.MANY] = flag(
+        "conf,mentr,lira,rmia,samia", "Membership attacks on the recommended model.", repeat=True
+    )
+    shadows: base.Count = flag(5, "Shadow models of the search; as many fresh ones attack the recommended model.")
+    population: str | None = flag(None, "Data of the attacker, as --data: shadow models use them too.")
+    seed: base.FromZero = flag(0, "Seed of all random draws.")
+    max_accuracy_drop: Limit = flag(None, "Limit on the loss of accuracy. By default the search accepts 0.02.")
+    max_tpr_at_1: Limit = flag(None, "Limit on the TPR at 1 % FPR, under every attack.")
+    max_auc: Limit = flag(None, "Limit on the AUC, under every attack.")
+    max_bytes: base.Positive | None = flag(None, "Limit on the bytes, as a share of the original's.")
+    max_latency: base.Positive | None = flag(None, "Limit on the latency, as a share of the original's.")
+    limits: Limits = field(Limits, "Limits on the recommended model; max_ flags set three of them.")
+    budget: Duration | None = flag(None, "Time of one start, such as 2h; the search ends in time for the last audit.")
+    candidates: base.Count | None = flag(None, f"Largest number of recipes. By default {CANDIDATES}, or by the budget.")
+    finalists: base.Count = flag(5, "Largest number of recipes that shadow models attack in the search.")
+    generation: base.Count = field(4, "Recipes that are drawn at once; the better half is fine-tuned to the end.")
+
+    @model_validator(mode="before")
+    @classmethod
+    def _collect_limits(cls, fields: Any) -> Any:
+        """Move the flags of limits into `limits`; a flag overrides the run file."""
+        if not isinstance(fields, dict):
+            return fields
+        limits = fields.get("limits") or {}
+        moved = {name: fields[key] for key, name in FLAGS.items() if fields.get(key) is not None}
+        if not moved or not isinstance(limits, dict):
+            return fields
+        return {name: value for name, value in fields.items() if name not in FLAGS} | {"limits": limits | moved}
+
+    @model_validator(mode="after")
+    def _check(self) -> Recommend:
+        for defense in self.defense:
+            if (part := defense.find_part("training")) is not None:
+                problem = f"{part.name} acts on the training, which all recipes share"
+                raise WrongInput("defense", f"{problem}; leave it out, or audit it by secateur audit")
+        if self.weights is not None and "train" not in self.model_fields_set:
+            raise WrongInput("train", "is missing; shadow models are trained by the recipe of the given weights")
+        return self
+
+    @property
+    def most_candidates(self) -> int | None:
+        """The largest number of recipes; None if the budget alone ends the search."""
+        return self.candidates or (None if self.budget is not None else CANDIDATES)
+
+    def to_audit(self, **fields: Any) -> Audit:
+        """Return the audit of one recipe, by an attacker that knows it: the shared fields, and `fields`."""
+        names = (self.model_fields_set & Audit.model_fields.keys()) - {"limits", "defense", "sparsity"}
+        shared = {name: getattr(self, name) for name in names if name != "schema_version"}
+        shared |= {"pruner": self.pruner, "attack": self.attack, "shadows": self.shadows, "seeds": [self.seed]}
+        return Audit.model_validate(shared | {"adaptive": True} | fields)

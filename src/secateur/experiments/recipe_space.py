@@ -1,0 +1,166 @@
+"""The recipes that a recommendation searches: the space of a run file, and Optuna's draws from it.
+
+The sampler is seeded and is told the results of a whole generation in its order. So a search that starts again draws
+the same recipes, and the run folder answers those that are measured.
+"""
+
+from __future__ import annotations
+
+import logging
+import warnings
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from itertools import product
+from typing import Any
+
+from secateur.config import Recommend, check_together
+from secateur.errors import WrongInput, require
+from secateur.evaluation.selection import AUC, DROP, OBJECTIVES, Assessment
+from secateur.experiments.threat_models import Compression, compress_by
+from secateur.seeding import derive, draw_seed
+
+TRIES = 20  # draws of recipes that were drawn before, until the space counts as searched
+STARTUP = 8  # recipes that are drawn at random, before results guide the draws
+WORST = {DROP: 1.0, AUC: 1.0}  # told for a measure that is missing; others are told as 1 too
+
+
+@dataclass(frozen=True)
+class CompressionRecipe:
+    """One way to make a smaller model: the compression, its defense, and the schedule of fine-tuning."""
+
+    compression: Compression
+    epochs: int
+    learning_rate: float
+
+    @property
+    def title(self) -> str:
+        """The recipe in words."""
+        return f"{self.compression.title}, at most {self.epochs} epochs at {self.learning_rate:.2g}"
+
+    @property
+    def settings(self) -> dict[str, str | float]:
+        """The settings that a search varies."""
+        labels = self.compression.labels
+        schedule: dict[str, str | float] = {"epochs": self.epochs, "learning rate": self.learning_rate}
+        return {name: labels[name] for name in ("pruner", "sparsity", "defense")} | schedule
+
+
+@dataclass(frozen=True)
+class SearchSpace:
+    """The values of every setting."""
+
+    pruners: Sequence[Any]
+    sparsities: Sequence[float]
+    defenses: Sequence[Any]
+    epochs: Sequence[int]
+    learning_rates: Sequence[float]
+
+    def build(self, choices: Mapping[str, int]) -> CompressionRecipe | None:
+        """Return the recipe of these positions; None if its defense has no fine-tuning to act on."""
+        pruner, defense = self.pruners[choices["pruner"]], self.defenses[choices["defense"]]
+        try:
+            check_together([pruner], [defense])
+        except WrongInput:
+            return None
+        compression = compress_by(pruner, self.sparsities[choices["sparsity"]], defense)
+        if compression.pruner is None:
+            return None  # sparsity 0: the original itself
+        return CompressionRecipe(
+            compression, self.epochs[choices["epochs"]], self.learning_rates[choices["learning_rate"]]
+        )
+
+
+def build_space(config: Recommend, pruners: Sequence[Any], epochs: int, learning_rate: float) -> SearchSpace:
+    """Return the space of a run file; the schedule of fine-tuning sets the values that it leaves open."""
+    schedules = config.epochs or [max(1, epochs // 4), max(1, epochs // 2), epochs]
+    rates = config.learning_rate or [0.3 * learning_rate, learning_rate]
+    space = SearchSpace(
+        list(dict.fromkeys(pruners)),
+        sorted(set(config.sparsity)),
+        list(dict.fromkeys(config.defense)),
+        sorted(set(schedules)),
+        sorted(set(rates)),
+    )
+    pairs = product(range(len(space.pruners)), range(len(space.sparsities)), range(len(space.defenses)))
+    first = {"epochs": 0, "learning_rate": 0}
+    if not any(space.build(dict(zip(("pruner", "sparsity", "defense"), pair, strict=True)) | first) for pair in pairs):
+        raise WrongInput(
+            "defense", "and pruner, sparsity make no recipe; add basic, a pruner that fine-tunes, or a sparsity above 0"
+        )
+    return space
+
+
+class RecipeSampler:
+    """Optuna's multi-objective sampler over a space, with the limits as constraints."""
+
+    def __init__(self, space: SearchSpace, limits: Mapping[str, float], seed: int) -> None:
+        require("optuna", "search")
+        import optuna
+
+        self.space, self.limits = space, limits
+        self.objectives = [*OBJECTIVES, *(name for name in limits if name not in OBJECTIVES)]
+        with _quiet():
+            sampler = optuna.samplers.TPESampler(
+                seed=draw_seed(derive(seed, "recipes"), 2**31),
+                n_startup_trials=STARTUP,
+                multivariate=True,
+                constant_liar=True,  # the recipes of a generation are drawn before any of them is measured
+            )
+            self._study = optuna.create_study(directions=["minimize"] * len(self.objectives), sampler=sampler)
+        self._trials: dict[CompressionRecipe, Any] = {}
+
+    def draw(self, number: int) -> list[CompressionRecipe]:
+        """Draw so many recipes that were not drawn before; fewer if the space has no more, or none is met."""
+        from optuna.trial import TrialState
+
+        recipes: list[CompressionRecipe] = []
+        tries = 0
+        with _quiet():
+            while len(recipes) < number and tries < TRIES:
+                trial = self._study.ask()
+                recipe = self.space.build(self._suggest(trial))
+                if recipe is None or recipe in self._trials:
+                    tries += 1
+                    self._study.tell(trial, state=TrialState.FAIL)
+                    continue
+                self._trials[recipe] = trial
+                recipes.append(recipe)
+        return recipes
+
+    def tell(self, recipe: CompressionRecipe, result: Assessment) -> None:
+        """Tell the sampler the measures of a recipe; a missing one counts as the worst."""
+        trial = self._trials[recipe]
+        values = {
+            name: result.measures[name].value if name in result.measures else WORST.get(name, 1.0)
+            for name in self.objectives
+        }
+        with _quiet():
+            for name, limit in self.limits.items():
+                trial.set_constraint(name, values[name] - limit)
+            self._study.tell(trial, list(values.values()))
+
+    def _suggest(self, trial: Any) -> dict[str, int]:
+        """Return the trial's position of every setting; numbers are ordered, names are not."""
+        space = self.space
+        return {
+            "pruner": trial.suggest_categorical("pruner", list(range(len(space.pruners)))),
+            "sparsity": trial.suggest_int("sparsity", 0, len(space.sparsities) - 1),
+            "defense": trial.suggest_categorical("defense", list(range(len(space.defenses)))),
+            "epochs": trial.suggest_int("epochs", 0, len(space.epochs) - 1),
+            "learning_rate": trial.suggest_int("learning_rate", 0, len(space.learning_rates) - 1),
+        }
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """Hold back Optuna's messages: it logs every study, and warns of features that may change."""
+    logger = logging.getLogger("optuna")
+    level = logger.level
+    logger.setLevel(logging.ERROR)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        try:
+            yield
+        finally:
+            logger.setLevel(level)

@@ -1,0 +1,149 @@
+"""The search for a recipe on digits, small enough for every test run: one run that all tests here read."""
+
+import json
+import shutil
+
+import pytest
+import torch
+import yaml
+
+import secateur
+from secateur.cli import main
+from secateur.config import Recommend, read
+from secateur.data.load import load
+from secateur.errors import WrongInput
+from secateur.experiments.prune import load_pruned
+from secateur.experiments.recipe_evaluation import split_parts
+from secateur.experiments.recommend import plan
+from secateur.runs.folder import load_figures, load_finished
+from secateur.runs.rows import select_comparable
+
+pytest.importorskip("optuna")
+FIELDS = {
+    "examples": 600,
+    "train": {"epochs": 2, "patience": None},
+    "pruner": ["l1-unstructured", "l1-structured"],
+    "sparsity": [0.5, 0.9],
+    "defense": ["basic", "ppb"],
+    "epochs": [1, 2],
+    "learning_rate": [0.001],
+    "attack": ["conf", "lira"],
+    "shadows": 2,
+    "candidates": 5,
+    "finalists": 2,
+    "max_bytes": 0.5,
+    "max_accuracy_drop": 0.9,
+}
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory):
+    """The folder of a finished search, and its answer."""
+    folder = tmp_path_factory.mktemp("recommend")
+    return folder, secateur.recommend(folder / "run", export=folder / "model", **FIELDS)
+
+
+@pytest.fixture
+def copied(run, tmp_path):
+    """A copy of the run's folder, to change."""
+    return shutil.copytree(run[0] / "run", tmp_path / "run")
+
+
+def test_the_recipe_is_chosen_on_one_half_and_audited_on_the_other(run):
+    folder, result = run
+    rows = load_finished(folder / "run")
+    audited = {(row.pruner, row.defense) for row in rows if row.metric == "auc"}
+    assert audited == {("none", "basic"), (result.settings["pruner"], result.settings["defense"])}
+    assert {row.attack for row in rows if row.metric == "auc"} == {"conf", "lira"}
+    searched = [row for row in rows if row.metric == "search_auc"]
+    assert sorted(row.extra["recipe"] for row in searched) == list(range(5))
+    assert sorted(row.extra["rung"] for row in searched) == [0, 0, 1, 2, 2]
+    assert result.chosen["auc"] != result.confirmed["auc"]
+    counts = {row.metric: row.value for row in rows if row.metric in ("members", "nonmembers")}
+    data = load("digits").limit_rows(600, torch.Generator())
+    config = read(Recommend, None, FIELDS).to_audit()
+    parts, (first, second) = split_parts(config, data, 0)
+    assert counts == {"members": len(second.train), "nonmembers": len(second.test)}
+    for side in ("train", "test"):
+        halves = [getattr(half, side).tolist() for half in (first, second)]
+        assert not set(halves[0]) & set(halves[1])
+        assert sorted(halves[0] + halves[1]) == sorted(getattr(parts["victim"], side).tolist())
+
+
+def test_originals_and_shadows_are_trained_once(run):
+    folder, _ = run
+    rows = load_finished(folder / "run")
+    stages = {row.extra["work"]: row.extra["stages"] for row in rows if row.metric == "seconds_spent"}
+    assert stages["train"] == 1 + 2 * 2  # the victim, two shadows of the search, two fresh ones
+    assert all(row.timing for row in rows if row.metric == "seconds_spent")
+
+
+def test_the_limits_hold_and_the_file_has_the_bytes(run):
+    _, result = run
+    assert result.settings["pruner"] == "l1-structured" and result.confirmed["bytes"].value <= 0.5
+    assert {check.measure: str(check.outcome) for check in result.checks}["bytes"] == "within"
+    assert result.sentences[0].startswith("Ship l1-structured")
+
+
+def test_the_command_makes_the_model_that_was_audited(run, tmp_path, monkeypatch):
+    folder, result = run
+    monkeypatch.chdir(tmp_path)
+    assert main(result.command.split()[1:]) == 0
+    rows, exported = load("digits").inputs[:20], load_pruned(folder / "model" / "model.safetensors")
+    for net in (load_pruned(tmp_path / "model.safetensors"), result.build()):
+        torch.testing.assert_close(net(rows), exported(rows), rtol=0, atol=0)
+    assert sum(p.numel() for p in exported.parameters()) < 20_000
+
+
+def test_a_finished_search_repeats_its_rows_and_a_killed_one_ends_with_the_same(run, copied):
+    for name in ("results.jsonl", "groups.jsonl", "figures.jsonl", "search.json"):  # as a kill in the search leaves it
+        (copied / name).unlink()
+    for stage in sorted((copied / "artifacts").iterdir())[::3]:
+        stage.unlink()
+    again = secateur.recommend(copied, **FIELDS)
+    assert select_comparable(again.rows) == select_comparable(run[1].rows)
+    assert again.recipe == run[1].recipe
+
+
+def test_a_budget_that_is_over_leaves_one_generation_and_one_finalist(copied):
+    fields = {name: value for name, value in FIELDS.items() if name != "candidates"} | {"budget": "0.001s"}
+    first, again = (secateur.recommend(copied, **fields) for _ in range(2))
+    searched = [row for row in first.rows if row.metric == "search_auc"]
+    assert sorted(row.extra["rung"] for row in searched) == [0, 0, 1, 2]
+    assert select_comparable(again.rows) == select_comparable(first.rows)
+    assert read(Recommend, copied / "config.yaml", {}).budget == 0.001  # a run file that repeats the run
+
+
+def test_the_page_shows_the_answer_the_front_and_the_settings(run):
+    folder, result = run
+    page = (folder / "run" / "report.html").read_text()
+    for text in (result.sentences[0].partition(":")[0], "What changed the outcome most", "recipe.yaml", "on the front"):
+        assert text in page, text
+    (answer,) = [figure for figure in load_figures(folder / "run") if figure["kind"] == "recipe"]
+    assert answer["command"] == result.command
+    assert yaml.safe_load((folder / "run" / "recipe.yaml").read_text())["remove"] is True
+
+
+def test_impossible_limits_name_the_limit_and_the_nearest_recipe(copied, tmp_path, capsys):
+    file = tmp_path / "run.yaml"
+    fields = {name: value for name, value in FIELDS.items() if name != "max_bytes"}
+    file.write_text(json.dumps(fields))
+    code = main(["recommend", str(file), "--max-bytes", "0.001", "--out", str(copied)])
+    said = " ".join(capsys.readouterr().out.split())
+    assert code == 1
+    assert "No recipe holds the limit 0.001 on share of the original's bytes: the lowest value is" in said
+    assert "The nearest recipe is l1-structured 0.9" in said
+
+
+def test_the_plan_and_what_is_refused(tmp_path, capsys, hide):
+    assert "up to 5 recipes" in "".join(plan(read(Recommend, None, FIELDS)))
+    for fields, problem in (
+        ({"defense": "dp-sgd-scratch"}, "all recipes share"),
+        ({"budget": "soon"}, "a time such as"),
+        ({"weights": "w.pt"}, "train: is missing"),
+    ):
+        with pytest.raises(WrongInput, match=problem):
+            read(Recommend, None, fields)
+    hide("optuna")
+    assert main(["recommend", "--out", str(tmp_path / "run")]) == 2
+    assert "optuna: is not installed" in capsys.readouterr().err
