@@ -9,7 +9,7 @@ from typing import Any
 
 from torch import nn
 
-from secateur.api.results import Printable
+from secateur.api import Printable
 from secateur.config import Recommend, read
 from secateur.evaluation.limits import Check, Outcome, outcome
 from secateur.evaluation.selection import Assessment

@@ -22,7 +22,7 @@ from secateur.data.dataset import Dataset
 from secateur.errors import require
 from secateur.evaluation import limits as holding
 from secateur.evaluation.limits import Check
-from secateur.evaluation.records import write_records
+from secateur.evaluation.membership import write_records
 from secateur.evaluation.selection import (
     DROP,
     NAMES,
