@@ -71,6 +71,7 @@ def plan(study: Study, request: Request) -> StudyPlan:
                 for step in steps:
                     if name in step.measures:
                         function(MatrixSetting(run, scale, options, device, seed, step, grounds[seed], models))
+                        run.flush()  # a matrix that is cut off has all finished cells
 
     return StudyPlan(
         run=lambda: run_steps(request, scale, device, config.seeds, measure, **more),

@@ -173,6 +173,10 @@ class MatrixSetting:
             labels["extra"] |= {"by": by}
             self.run.add([Row(**labels, metric=REFUSED, value=None, note=reason)])
 
+    def refuse_by_tool(self, columns: Sequence[str], error: WrongInput) -> None:
+        """Add the tool's own sentence, in which files are named from the run's folder on."""
+        self.refuse(columns, str(error).replace(f"{self.run.folder}/", ""), by="secateur")
+
     def refuse_senseless(self, columns: Sequence[str]) -> list[str]:
         """Refuse the columns that have no meaning for this row; return the others."""
         reasons = read_data("matrix", "refusals").get(self.step.group, {})

@@ -41,18 +41,18 @@ UNDEFENDED = "no reference model imitates the defense"
 Measure = Callable[[MatrixSetting], None]
 
 
-def cells(*columns: str) -> Callable[[Callable[[MatrixSetting, Sequence[str]], None]], Measure]:
+def cells(*columns: str) -> Callable[[Measure], Measure]:
     """Return a decorator for a measure of these columns: cells that cannot be measured get the reason."""
 
-    def decorate(function: Callable[[MatrixSetting, Sequence[str]], None]) -> Measure:
+    def decorate(function: Measure) -> Measure:
         @wraps(function)
         def measure(setting: MatrixSetting) -> None:
             wanted = setting.refuse_senseless(columns)
             try:
                 if wanted:
-                    function(setting, wanted)
+                    function(setting)
             except WrongInput as error:
-                setting.refuse(wanted, str(error).replace(f"{setting.run.folder}/", ""), by="secateur")
+                setting.refuse_by_tool(wanted, error)
             except RuntimeError as error:  # of one cell: the others are worth having
                 log.exception("%s, seed %d: no cells of %s", setting.step.row, setting.seed, ", ".join(wanted))
                 setting.refuse(wanted, f"failed: {str(error).partition(chr(10))[0]}", by="a fault")
@@ -63,7 +63,7 @@ def cells(*columns: str) -> Callable[[Callable[[MatrixSetting, Sequence[str]], N
 
 
 @cells("inversion", "strongest")
-def measure_inversion(setting: MatrixSetting, columns: Sequence[str]) -> None:
+def measure_inversion(setting: MatrixSetting) -> None:
     """Invert all clients' updates of one round: plainly, and with every mode that the defense is weak against."""
     attacks = setting.list_attacks(setting.matching)
     rows, unmet = attack_updates(setting, attacks)
@@ -75,7 +75,7 @@ def measure_inversion(setting: MatrixSetting, columns: Sequence[str]) -> None:
 
 
 @cells("active")
-def measure_active(setting: MatrixSetting, columns: Sequence[str]) -> None:
+def measure_active(setting: MatrixSetting) -> None:
     """Let an active server tamper with the model of one round, plainly and with the modes that its attack has."""
     attack = f"rob:bins={setting.scale.bins}"
     rows, unmet = attack_updates(setting, setting.list_attacks(attack, find("inversion", "rob").info["adapts"]))
@@ -163,16 +163,14 @@ def _pool(rows: Sequence[Row]) -> list[tuple[str, Estimate, dict[str, Any]]]:
         same = [row for row in pooled if row.attack == attack and row.value is not None]
         values = {name: [row for row in same if row.metric == name] for name in ("psnr", *SCORES)}
         if psnr := values.pop("psnr"):
-            whole = _estimate(psnr[0]) if len(psnr) == 1 else mean_of([row.value or 0.0 for row in psnr])
-            scores = {
-                name: mean_of([row.value or 0.0 for row in known]).value for name, known in values.items() if known
-            }
+            whole = _estimate(psnr[0]) if len(psnr) == 1 else _average(psnr)
+            scores = {name: _average(known).value for name, known in values.items() if known}
             results.append((attack, _cap(whole), scores))
     return results
 
 
 @cells(*FINAL, "updates", *COSTS)
-def measure_training(setting: MatrixSetting, columns: Sequence[str]) -> None:
+def measure_training(setting: MatrixSetting) -> None:
     """Train the federation under the defense; attack its clients' last updates and its final model."""
     step = setting.step
     if step.pruner:
@@ -184,7 +182,7 @@ def measure_training(setting: MatrixSetting, columns: Sequence[str]) -> None:
     except WrongInput as error:
         if step.submodels or not _takes_updates(setting.defense):
             raise
-        setting.refuse(["updates"], str(error), by="secateur")
+        setting.refuse_by_tool(["updates"], error)
         measure_collaboration(setting, str(error))
         return
     weights, rows = train(setting)
@@ -226,14 +224,14 @@ def attack_trained(setting: MatrixSetting, weights: Path, accuracy: float | None
     try:
         measure_final(setting, weights, marks)
     except WrongInput as error:  # such as a model that lacks BatchNorm's statistics
-        setting.refuse(FINAL, str(error).replace(f"{setting.run.folder}/", ""), by="secateur")
+        setting.refuse_by_tool(FINAL, error)
         if accuracy is not None:
             tested = share_of(accuracy, len(setting.data.inputs) - setting.data.train_size)
             setting.add("accuracy", tested)
 
 
-@cells(*FINAL, *COSTS, "updates")
-def measure_compression(setting: MatrixSetting, columns: Sequence[str]) -> None:
+@cells(*FINAL, *COSTS)
+def measure_compression(setting: MatrixSetting) -> None:
     """Compress the undefended federation's final model under the defense, and attack it."""
     if setting.step.pruner:
         base = setting.undefended
@@ -277,7 +275,7 @@ def measure_final(setting: MatrixSetting, weights: Path, marks: dict[str, str]) 
     factory = ModelFactory(context, parts_of(config, setting.data, setting.seed))
     matchup = list(list_matchups(config, setting.seed))[-1]
     begun = time.monotonic()
-    factory.models(matchup.victim, [VICTIM])
+    model = factory.models(matchup.victim, [VICTIM])[VICTIM]
     took = time.monotonic() - begun
     evaluation = AuditEvaluation(config, factory)
     make_together([evaluation], [matchup])
@@ -287,21 +285,15 @@ def measure_final(setting: MatrixSetting, weights: Path, marks: dict[str, str]) 
     rows = setting.run.rows[start:]
     for attack in config.attack:
         auc = next(row for row in rows if (row.metric, row.attack) == ("auc", str(attack)))
-        low = next((row.value for row in rows if (row.metric, row.attack) == ("tpr_at_fpr_0.01", str(attack))), None)
-        setting.add(f"final-{attack.name}", _estimate(auc), str(attack), tpr=low, **marks)
+        rate = next((row.value for row in rows if (row.metric, row.attack) == ("tpr_at_fpr_0.01", str(attack))), None)
+        setting.add(f"final-{attack.name}", _estimate(auc), str(attack), tpr=rate, **marks)
     setting.add("accuracy", _estimate(next(row for row in rows if row.metric == "test_accuracy")))
     if setting.step.pruner:
         size = next(row for name in ("compressed", "masked") for row in rows if row.metric == f"bytes_{name}")
         setting.add("bytes", _exact(size.value or 0.0), unit="the model")
-        kept = setting.run.stage(
-            "seconds", {"model": factory.models(matchup.victim, [VICTIM])[VICTIM].key}, lambda: _keep(took)
-        )
+        kept = setting.run.stage("seconds", {"model": model.key}, lambda: Result(data={"seconds": took}))
         setting.add("seconds", _exact(kept.data["seconds"]), unit="the fine-tuning")
     evaluation.release()
-
-
-def _keep(seconds: float) -> Result:
-    return Result(data={"seconds": seconds})
 
 
 def _estimate(row: Row) -> Estimate:
