@@ -14,8 +14,10 @@ from secateur.report.table import BESIDE, RECOVERY, Column, ReportTable, format_
 from secateur.runs.rows import Row
 
 # labels that become columns of the table if its lines differ in them
-VARYING = ("run", "model", "dataset", "stage", "batch_size", "base_pruning", "submodels", "defense")
-VARYING += ("against", "round", "client", "rate")
+VARYING = (
+    *("run", "model", "dataset", "stage", "batch_size", "base_pruning", "submodels", "defense"),
+    *("against", "round", "client", "rate"),
+)
 FACTS = {
     "Network": "model",
     "Model is": "stage",

@@ -119,13 +119,18 @@ def join_pools(pools: Sequence[ShadowPool], rng: Generator) -> ShadowPool:
 
     Rows that are candidates of one client and population of another are candidates.
     """
-    sides = [torch.cat([p.rows[: len(p.is_member)][p.is_member == side] for p in pools]).unique() for side in (1, 0)]
-    others = torch.cat([pool.rows[pool.population] for pool in pools]).unique()
+    asked_rows = [(pool.rows[: len(pool.is_member)], pool.is_member) for pool in pools]
+    sides = [_list_distinct([rows[inside == side] for rows, inside in asked_rows]) for side in (True, False)]
+    others = _list_distinct([pool.rows[pool.population] for pool in pools])
     asked = min(MOST, *map(len, sides))
     members, nonmembers = (side[torch.randperm(len(side), generator=rng)[:asked]] for side in sides)
     order = torch.randperm(2 * asked, generator=rng)
     population = others[~torch.isin(others, sides[1])]
     return ShadowPool(torch.cat([torch.cat([members, nonmembers])[order], population]), order < asked)
+
+
+def _list_distinct(parts: Sequence[Tensor]) -> Tensor:
+    return torch.tensor(sorted({int(row) for part in parts for row in part}), dtype=torch.int64)
 
 
 def pool_of(asked: Trial, rng: Generator) -> ShadowPool:
