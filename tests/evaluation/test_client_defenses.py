@@ -318,7 +318,7 @@ def test_a_loss_of_pairs_is_refused_where_there_are_none():
         loss_of(defense("ppb"), 1)
     assert loss_of(defense("dgp"), 1) is None
     assert "(adaptive: loss) may see more" in caution(defense("ppb"), [PLAIN])
-    with pytest.raises(WrongInput, match=r"ppb changes the loss of training, .* use secateur invert"):
+    with pytest.raises(WrongInput, match="ppb acts on the loss, which clients of a federation take from"):
         defense_of_clients("ppb")
 
 

@@ -77,7 +77,7 @@ def protection_of(defense: Defense) -> dict[str, Any]:
     for part in defense.parts:
         target = part.method.info["acts_on"]
         if target == "loss":
-            apart = "changes the loss of training, which a federation's clients take from the field loss"
+            apart = "acts on the loss, which clients of a federation take from the field loss"
             raise WrongInput("defense", f"{part.name} {apart}; use secateur invert to attack an update under it")
         if part.name != "none" and target not in ("client", "upload", "residual"):
             raise WrongInput("defense", f"{part.name} acts on {target}; use one that acts on an upload")

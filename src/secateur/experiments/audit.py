@@ -57,7 +57,7 @@ def run_audit(config: Audit, out: Path, export: Path | None = None) -> list[Row]
     config = fit_pruners(config, data, "pruner" in named)
     config = with_scaling(fit_attacks(config, data, "attack" in named), data)
     settings = dump_recipes(config, tabular=len(data.input_shape) == 1)
-    opened = open_run(out, "audit", settings, device=str(device), seeds=config.seeds)
+    opened = open_run(out, "audit", settings, device=str(device), seeds=config.seeds, data=data.key)
     with deterministic(config.deterministic), opened as run:
         contexts = [SeedContext(run, config, data, device, seed) for seed in config.seeds]
         factories = [ModelFactory(context, parts_of(config, data, context.seed)) for context in contexts]
