@@ -62,8 +62,7 @@ class RecipeSearch:
 
     def run(self) -> None:
         """Search until the recipes, the space or the budget are used up; then attack the front with shadow models."""
-        finetune = self.config.recipes(tabular=len(self.bench.data.input_shape) == 1)[1]
-        space = build_space(self.config, self.config.pruner, finetune.epochs, finetune.learning_rate)
+        space = build_space(self.config, tabular=len(self.bench.data.input_shape) == 1)
         sampler = RecipeSampler(space, self.limits, self.config.seed)
         with progress("recipes", self.config.most_candidates, unit="recipes") as advance:
             while (room := self._room()) and (drawn := sampler.draw(min(room, self.config.generation))):

@@ -71,12 +71,13 @@ class SearchSpace:
         )
 
 
-def build_space(config: Recommend, pruners: Sequence[Any], epochs: int, learning_rate: float) -> SearchSpace:
-    """Return the space of a run file; the schedule of fine-tuning sets the values that it leaves open."""
-    schedules = config.epochs or [max(1, epochs // 4), max(1, epochs // 2), epochs]
-    rates = config.learning_rate or [0.3 * learning_rate, learning_rate]
+def build_space(config: Recommend, tabular: bool) -> SearchSpace:
+    """Return the space of a run file; the recipe of fine-tuning sets the schedules that it leaves open."""
+    finetune = config.recipes(tabular)[1]
+    schedules = config.epochs or [max(1, finetune.epochs // part) for part in (4, 2, 1)]
+    rates = config.learning_rate or [0.3 * finetune.learning_rate, finetune.learning_rate]
     space = SearchSpace(
-        list(dict.fromkeys(pruners)),
+        list(dict.fromkeys(config.pruner)),
         sorted(set(config.sparsity)),
         list(dict.fromkeys(config.defense)),
         sorted(set(schedules)),
@@ -86,7 +87,7 @@ def build_space(config: Recommend, pruners: Sequence[Any], epochs: int, learning
     first = {"epochs": 0, "learning_rate": 0}
     if not any(space.build(dict(zip(("pruner", "sparsity", "defense"), pair, strict=True)) | first) for pair in pairs):
         raise WrongInput(
-            "defense", "and pruner, sparsity make no recipe; add basic, a pruner that fine-tunes, or a sparsity above 0"
+            "defense", "has no fine-tuning to act on by these pruners and sparsities; add basic, or a pruner with one"
         )
     return space
 

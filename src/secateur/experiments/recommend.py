@@ -41,7 +41,7 @@ from secateur.experiments.pipeline import VICTIM, mask_of, module_of
 from secateur.experiments.prune import save, save_program, scale_inputs
 from secateur.experiments.recipe_evaluation import FIRST, SHADOWED, WHOLE, RecipeBench, measure, split_parts
 from secateur.experiments.recipe_search import TOLERANCE, RecipeSearch
-from secateur.experiments.recipe_space import CompressionRecipe
+from secateur.experiments.recipe_space import CompressionRecipe, build_space
 from secateur.gpu.determinism import deterministic
 from secateur.interfaces import Converter
 from secateur.metrics.membership import Estimate
@@ -115,7 +115,9 @@ def prepare_search(config: Recommend) -> tuple[Recommend, Dataset, torch.device,
         data = join_population(config, data, config.population)
     config = with_scaling(config, data)
     audit = fit_attacks(fit_pruners(config.to_audit(), data, "pruner" in named), data, "attack" in named)
-    return config.model_copy(update={"pruner": audit.pruner, "attack": audit.attack}), data, device, scaling
+    config = config.model_copy(update={"pruner": audit.pruner, "attack": audit.attack})
+    build_space(config, tabular=len(data.input_shape) == 1)  # refuses an empty one
+    return config, data, device, scaling
 
 
 def plan(config: Recommend) -> list[str]:
