@@ -49,10 +49,15 @@ def net_of(name):
 
 
 @pytest.mark.filterwarnings("ignore:pruning would have emptied")
-@pytest.mark.parametrize(  # each pruner and each group; small networks below have all combinations
-    ("pruner", "groups", "sparsity"), [("l1-structured", "coupled", 0.9), ("slimming", "per-conv", 0.5)]
+@pytest.mark.parametrize(  # each network, pruner and group; small networks below have all combinations
+    ("name", "pruner", "groups", "sparsity"),
+    [
+        ("resnet18", "l1-structured", "coupled", 0.9),
+        ("vgg16-bn", "slimming", "per-conv", 0.5),
+        ("densenet121", "l1-structured", "coupled", 0.9),
+        ("densenet121", "slimming", "per-conv", 0.5),
+    ],
 )
-@pytest.mark.parametrize("name", ["resnet18", "vgg16-bn", "densenet121"])
 def test_removal_equals_the_masked_model(name, pruner, groups, sparsity):
     check_removal(net_of(name), find("pruner", pruner)(groups=groups), sparsity, SHAPES[name])
 

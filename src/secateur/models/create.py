@@ -52,7 +52,7 @@ def channels(name: str, input_shape: tuple[int, ...], smallest: int = 1) -> int:
 def flat_size(features: Iterable[nn.Module], input_shape: tuple[int, ...]) -> int:
     """Return the number of outputs for one image of layers in sequence, from their convolutions and pools alone.
 
-    A forward pass on the meta device would load torch's compiler, which takes more than a second.
+    A forward pass on the meta device would load parts of torch's compiler, half a second or more.
 
     Example:
         >>> flat_size([nn.Conv2d(3, 8, 3), nn.MaxPool2d(2)], (3, 32, 32))
