@@ -16,7 +16,7 @@ from safetensors.torch import save_file
 
 from secateur.cli import main
 from secateur.cli.exits import guard
-from secateur.data.mnist import _read
+from secateur.data.mnist import _read_users
 from secateur.errors import WrongInput, printable
 from secateur.models.create import create
 from secateur.progress import progress
@@ -141,7 +141,7 @@ def test_labels_that_are_no_whole_numbers_are_refused(labels, tmp_path, capsys):
 def test_a_file_of_leaf_that_is_not_right_is_one_sentence(users, tmp_path):
     (tmp_path / "a.json").write_text(json.dumps({"user_data": users}))
     with pytest.raises(WrongInput, match="not a file of LEAF"):
-        _read(tmp_path / "a.json")
+        _read_users(tmp_path / "a.json")
 
 
 @pytest.mark.parametrize("dtype", [torch.float8_e4m3fn, torch.complex64, torch.bool, torch.int64], ids=str)
