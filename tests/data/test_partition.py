@@ -4,7 +4,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Generator
 
-from secateur.data.partition import FEMNIST_GROUPS, by_writer, dirichlet_labels, dirichlet_sizes, iid, writer_groups
+from secateur.data.partition import (
+    FEMNIST_GROUPS,
+    Part,
+    by_writer,
+    dirichlet_labels,
+    dirichlet_sizes,
+    halve,
+    iid,
+    writer_groups,
+)
 from secateur.errors import WrongInput
 
 TABLE_2 = [17020, 7400, 7040, 6310, 4060, 3110, 1660, 1650, 1260, 490]  # MaPP-FL's client sizes
@@ -142,3 +151,14 @@ def test_real_writers(data_folder):
     parts = by_writer(writers)
     assert len(parts) == 539
     assert (min(map(len, parts)), max(map(len, parts))) == (19, 131)
+
+
+def test_halves_share_only_the_rows_for_early_stopping():
+    part = Part(torch.arange(5), torch.arange(100, 103), torch.arange(10, 14))
+    one, other = halve(part, torch.Generator().manual_seed(0))
+    assert [len(half.train) for half in (one, other)] == [2, 3] and len(one.test) == len(other.test) == 2
+    assert sorted([*one.train.tolist(), *other.train.tolist()]) == part.train.tolist()
+    assert sorted([*one.test.tolist(), *other.test.tolist()]) == part.test.tolist()
+    assert one.validation is other.validation is part.validation
+    with pytest.raises(WrongInput, match="cannot be halved"):
+        halve(Part(torch.arange(1), torch.arange(2), torch.arange(9)), torch.Generator())

@@ -13,7 +13,7 @@ from secateur.config import Recommend, read
 from secateur.data.load import load
 from secateur.errors import WrongInput
 from secateur.experiments.prune import load_pruned
-from secateur.experiments.recipe_evaluation import split_parts
+from secateur.experiments.recipe_evaluation import SHADOWED, RecipeBench, split_parts
 from secateur.experiments.recommend import plan
 from secateur.runs.folder import load_figures, load_finished
 from secateur.runs.rows import select_comparable
@@ -103,6 +103,25 @@ def test_a_finished_search_repeats_its_rows_and_a_killed_one_ends_with_the_same(
     again = secateur.recommend(copied, **FIELDS)
     assert select_comparable(again.rows) == select_comparable(run[1].rows)
     assert again.recipe == run[1].recipe
+
+
+def test_a_recipe_that_cannot_be_made_ends_no_search(copied, monkeypatch):
+    assess = RecipeBench.assess
+
+    def fail(bench, number, recipe, rung):
+        if number == 1 or (rung == SHADOWED and number == 0):
+            raise WrongInput("model", "the loss became NaN in epoch 1")
+        return assess(bench, number, recipe, rung)
+
+    (copied / "search.json").unlink()
+    monkeypatch.setattr(RecipeBench, "assess", fail)
+    result = secateur.recommend(copied, **FIELDS)
+    (failed,) = [row for row in result.rows if row.metric == "search_auc" and row.extra["recipe"] == 1]
+    assert failed.value is None and "NaN" in failed.note
+    assert "could not be made" in (copied / "report.html").read_text()
+    monkeypatch.setattr(RecipeBench, "assess", lambda *arguments: fail(arguments[0], 1, None, 0))
+    with pytest.raises(WrongInput, match="no recipe could be made"):
+        secateur.recommend(copied, **FIELDS | {"seed": 1})
 
 
 def test_a_budget_that_is_over_leaves_one_generation_and_one_finalist(copied):

@@ -35,8 +35,9 @@ class Assessment:
 
     number: int
     title: str
-    rung: int
+    rung: int  # -1 if it could not be made, and `note` says why
     measures: Mapping[str, Estimate]
+    note: str | None = None
 
     def value(self, measure: str) -> float:
         """Return a measure for comparisons; a missing one is above every other."""

@@ -6,6 +6,7 @@ search.json in the run folder has the numbers at which a search ended: a finishe
 from __future__ import annotations
 
 import json
+import logging
 import math
 import time
 from collections.abc import Mapping, Sequence
@@ -13,7 +14,9 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from secateur.config import Recommend
+from secateur.errors import WrongInput
 from secateur.evaluation.selection import (
+    AUC,
     BYTES,
     DROP,
     IMPORTANCE,
@@ -33,6 +36,8 @@ from secateur.progress import progress
 from secateur.runs.rows import Row
 from secateur.seeding import derive
 
+log = logging.getLogger(__name__)
+FAILED = -1  # rung of a recipe that could not be made
 TOLERANCE = 0.02  # loss of accuracy that a choice accepts where no limit is set
 
 
@@ -86,10 +91,11 @@ class RecipeSearch:
         numbers = list(range(len(self.recipes), len(self.recipes) + len(drawn)))
         self.recipes.extend(drawn)
         for number in numbers:
-            self.results[number] = self.bench.assess(number, self.recipes[number], FIRST)
+            self.results[number] = self._assess(number, FIRST)
         better = sorted(numbers, key=lambda number: (rank(self.results[number], self.limits, self.shown), number))
         for number in better[: math.ceil(len(numbers) / 2)]:
-            self.results[number] = self.bench.assess(number, self.recipes[number], WHOLE)
+            if self.results[number].rung == FIRST:
+                self.results[number] = self._assess(number, WHOLE)
         for number in numbers:
             sampler.tell(self.recipes[number], self.results[number])
 
@@ -107,10 +113,20 @@ class RecipeSearch:
                 if not waiting or (self._ended is None and finalists and self._time_left() < 0):
                     break
                 number = choose(waiting, self.limits, self.shown).number
-                self.results[number] = self.bench.assess(number, self.recipes[number], SHADOWED)
-                finalists += 1
+                self.results[number] = self._assess(number, SHADOWED)
+                finalists = len(self.finalists)
                 advance(1)
         return finalists
+
+    def _assess(self, number: int, rung: int) -> Assessment:
+        """Measure a recipe; one that cannot be made, as its loss became NaN, ends no search."""
+        try:
+            return self.bench.assess(number, self.recipes[number], rung)
+        except WrongInput as error:
+            if error.field == "out":  # of the folder, not of the recipe
+                raise
+            log.warning("leaving out %s: %s", self.recipes[number].title, error)
+            return Assessment(number, self.recipes[number].title, FAILED, {}, str(error))
 
     def _room(self) -> int:
         """Return how many more recipes may be drawn; a finished search draws those that it had."""
@@ -151,6 +167,9 @@ class RecipeSearch:
     @property
     def chosen(self) -> tuple[int, CompressionRecipe]:
         """The recommended recipe, and its number."""
+        if not self.finalists:
+            reason = next((item.note for item in self.results.values() if item.note), "the space is empty")
+            raise WrongInput("pruner", f"no recipe could be made ({reason}); search others")
         number = choose(self.finalists, self.limits, self.shown).number
         return number, self.recipes[number]
 
@@ -162,6 +181,8 @@ class RecipeSearch:
             labels = self._labels() | {k: v for k, v in recipe.compression.labels.items() if k != "extra"}
             extra: dict[str, Any] = {"recipe": number, "rung": item.rung, "epochs": recipe.epochs}
             extra |= {"learning_rate": recipe.learning_rate}
+            if item.rung == FAILED:
+                rows.append(Row(**labels, metric=f"{PREFIX}{AUC}", value=None, note=item.note, extra=extra))
             for name, (value, low, high, attack) in item.measures.items():
                 under = {} if attack is None else {"under": attack}
                 row = Row(**labels, metric=PREFIX + name, value=value, low=low, high=high, extra=extra | under)

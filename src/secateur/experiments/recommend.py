@@ -21,7 +21,7 @@ from secateur.config import Audit, Prune, Recommend, dump, dump_recipes, list_co
 from secateur.data.dataset import Dataset
 from secateur.errors import require
 from secateur.evaluation import limits as holding
-from secateur.evaluation.limits import Check
+from secateur.evaluation.limits import Check, Outcome
 from secateur.evaluation.membership import write_records
 from secateur.evaluation.selection import (
     DROP,
@@ -50,6 +50,8 @@ from secateur.pruning.removal import remove
 from secateur.runs.folder import Run, open_run
 from secateur.runs.rows import Row
 
+SHIP = "Ship"  # begins the answer if no limit is broken
+
 
 @dataclass(frozen=True, eq=False)
 class Recommendation:
@@ -69,7 +71,7 @@ class Recommendation:
 
 
 def run_recommend(config: Recommend, out: Path, export: Path | None = None) -> Recommendation:
-    """Search recipes and audit the best one, into the folder `out`; the model goes to the file `export`, if any."""
+    """Search recipes and audit the best one, into the folder `out`; the model goes to the folder `export`."""
     from secateur.report.page import write_page
 
     config, data, device, scaling = prepare_search(config)
@@ -93,7 +95,7 @@ def run_recommend(config: Recommend, out: Path, export: Path | None = None) -> R
         recommendation = answer(search, evaluation, collected.rows, out)
         shown = {"recipe": recommendation.chosen.number, "front": [item.number for item in search.front]}
         shown |= {"sentences": recommendation.sentences, "command": recommendation.command}
-        shown["held"] = not list_excesses(recommendation.chosen, search.limits)
+        shown["held"] = recommendation.sentences[0].startswith(SHIP)
         run.show([{"kind": "recipe"} | shown])
         write_files(recommendation, evaluation, data, run, export)
     write_page([out])
@@ -149,7 +151,8 @@ def answer(search: RecipeSearch, evaluation: AuditEvaluation, rows: Sequence[Row
     confirmed = measure(before, after)
     checks = holding.check(rows, holding.policy_of(config.limits))
     checks += check_file(holding.subject_of(after[0]), confirmed, search.limits)
-    sentences = write_sentences(search, chosen, confirmed)
+    broken = holding.outcome(checks) is Outcome.ABOVE
+    sentences = write_sentences(search, chosen, confirmed, broken)
     model = f"model{'.pt2' if is_quantised(recipe) else '.safetensors'}"
     prune = configure_prune(evaluation.config, recipe, after)
     trust = ["--trust"] if list_code(prune) else []
@@ -170,13 +173,18 @@ def answer(search: RecipeSearch, evaluation: AuditEvaluation, rows: Sequence[Row
     )
 
 
-def write_sentences(search: RecipeSearch, chosen: Assessment, confirmed: Mapping[str, Estimate]) -> list[str]:
-    """Return the answer: the recipe with its measures on both halves, the limits in its way, and the effort."""
+def write_sentences(
+    search: RecipeSearch, chosen: Assessment, confirmed: Mapping[str, Estimate], above: bool
+) -> list[str]:
+    """Return the answer: the recipe with its measures on both halves, the limits in its way, and the effort.
+
+    `above` is True if the recipe breaks a limit on the rows that chose nothing.
+    """
     broken = list_excesses(chosen, search.limits)
-    verb = "The nearest recipe is" if broken else "Ship"
     sentences = explain_limits(search.finalists, search.limits) if broken else []
     if DROP in broken and search.config.limits.accuracy_drop is None:
         sentences.append(f"The accuracy drop {TOLERANCE:g} is the search's own limit; --max-accuracy-drop sets yours.")
+    verb = "The nearest recipe is" if broken else "The best recipe of the search breaks a limit:" if above else SHIP
     sentences.append(f"{verb} {chosen.title}: {_list_measures(confirmed)}, on rows that chose nothing.")
     sentences.append(f"On the rows that chose it: {_list_measures(chosen.measures)}.")
     items = search.results.values()

@@ -65,7 +65,7 @@ def build_tables(rows: Sequence[Row], figures: Sequence[Labels]) -> dict[str, Re
         Column("epochs", lambda line: str(line.labels["epochs"]), number=True),
         Column("learning rate", lambda line: f"{line.labels['learning_rate']:g}", number=True),
         *(Column(TITLES[name], partial(_build_measure, name), number=True) for name in SHOWN),
-        Column("attacked after", lambda line: RUNGS[line.labels["rung"]]),
+        Column("attacked after", lambda line: _name_rung(line.labels["rung"])),
         Column("front", lambda line: "recommended" if line.labels["recipe"] == chosen else _mark(line, front)),
     ]
     ranked = sorted(lines, key=lambda line: (-line.labels["rung"], assess(line).value(AUC)))
@@ -90,6 +90,10 @@ def build_tables(rows: Sequence[Row], figures: Sequence[Labels]) -> dict[str, Re
 
 def _is(line: SummaryLine, number: int | None) -> bool:
     return bool(line.labels["recipe"] == number)
+
+
+def _name_rung(rung: int) -> str:
+    return RUNGS[rung] if rung >= 0 else "could not be made"
 
 
 def _mark(line: SummaryLine, front: set[int]) -> str:
