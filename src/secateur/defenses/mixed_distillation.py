@@ -11,6 +11,7 @@ from torch import Generator, Tensor, nn
 from torch.nn.functional import cross_entropy
 
 from secateur.catalogue import method
+from secateur.defenses import AGAINST_TRAINING
 from secateur.errors import WrongInput, check_number
 from secateur.inference import outputs
 from secateur.interfaces import Loss, Params
@@ -25,6 +26,7 @@ from secateur.training.trainer import TaskTraining, Trainer
     "mixed-distil",
     "-",
     acts_on="fine-tuning",
+    strongest=AGAINST_TRAINING,
     meanings={"strength": "largest share of the other example in a mixture", "temperature": "divisor of the logits"},
 )
 @dataclass(frozen=True)

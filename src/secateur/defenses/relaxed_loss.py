@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy, log_softmax
 
 from secateur.catalogue import method
+from secateur.defenses import AGAINST_TRAINING
 from secateur.errors import WrongInput, check_number
 from secateur.inference import outputs
 from secateur.interfaces import Loss, Params
@@ -24,6 +25,7 @@ from secateur.training.trainer import TaskTraining, Trainer
     "relaxed-loss",
     "-",
     acts_on="fine-tuning",
+    strongest=AGAINST_TRAINING,
     meanings={"strength": "multiple of the unpruned model's validation loss that the training loss is held at"},
 )
 @dataclass(frozen=True)
