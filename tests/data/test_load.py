@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from secateur.cli import main
-from secateur.data.load import load
+from secateur.data.load import _warn_unverified, load
 from secateur.errors import WrongInput
 
 
@@ -192,8 +192,6 @@ def small_mnist(folder):
 
 
 def test_files_that_are_not_the_published_ones_are_told_once(tmp_path, caplog):
-    from secateur.data.load import _warn_unverified
-
     _warn_unverified.cache_clear()
     small_mnist(tmp_path)
     assert [load("mnist", tmp_path).verified for _ in range(2)] == [False, False]
@@ -212,6 +210,7 @@ def test_nothing_is_told_of_data_without_published_checksums(tmp_path, caplog):
 
 def test_the_warning_goes_to_standard_error_and_json_stays_clean(tmp_path, capsys, monkeypatch):
     monkeypatch.setattr(logging.getLogger(), "handlers", [])  # those of pytest
+    _warn_unverified.cache_clear()  # it is told once a process
     small = ["--model", "mlp", "--set", "train.epochs=1", "--set", "finetune.epochs=1", "--json"]
     out = ["--data", "mnist", "--data-folder", str(small_mnist(tmp_path)), "--out", str(tmp_path / "m.safetensors")]
     assert main(["prune", *small, *out]) == 0
