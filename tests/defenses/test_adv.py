@@ -240,5 +240,5 @@ def test_refusals_name_the_field(net):
 
 def test_it_is_known_and_combines():
     entry = catalogue.find("defense", "adv")
-    assert entry.info == {"acts_on": "fine-tuning"} and entry(alpha=4.0) == Adv(4.0)
+    assert entry.info["acts_on"] == "fine-tuning" and entry(alpha=4.0) == Adv(4.0)
     assert entry.defaults["alpha"] == 1.0 and "Nasr" in entry.summary

@@ -199,8 +199,8 @@ def test_squares_of_prunefl_are_read_by_default_and_a_line_says_where_not():
     marks = {(line.labels["base pruning"], line.labels["defense"]): line.mark for line in lines}
     assert marks == {
         ("prunefl", "priprune"): "",
-        ("prunefl", "pseudo-largest"): "squared gradients not read",
-        ("prunefl:squares=shared", "priprune"): "",
+        ("prunefl", "pseudo-largest"): "did not meet adaptive=support:follows=true, magnitudes=true",
+        ("prunefl:squares=shared", "priprune"): "did not meet adaptive=support:follows=true",
     }
     assert finding.verdict == "supported" and "+19.7 points" in finding.measured
 
