@@ -21,6 +21,8 @@ WRITES = {
     "audit of predictions": "audit --predictions {here}/p.npz --out {disk}/run",
     "audit exports": "audit --export {disk}/models --out {here}/run --shadows 1 --attack conf --pruner none"
     " --set train.epochs=1 --set examples=200",
+    "recommend": "recommend --out {disk}/run",
+    "recommend exports": "recommend --export {disk}/models --out {here}/run --candidates 2 --set examples=200",
     "audit's junit": "audit --predictions {here}/p.npz --out {here}/run --junit {disk}/j.xml",
     "invert": "invert --out {disk}/run",
     "federate": "federate --out {disk}/run",

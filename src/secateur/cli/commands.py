@@ -74,10 +74,7 @@ def audit(
     if dry_run:
         say(*plan(settings))
         return
-    _check_writable(junit)
-    if export is not None:
-        export.mkdir(parents=True, exist_ok=True)
-        _check_writable(export / "model.safetensors")
+    _check_outputs(junit, export)
     is_asked = False
     if settings.predictions is not None:
         rows = run_predictions(settings, settings.predictions, out)
@@ -218,7 +215,7 @@ def recommend(
     if dry_run:
         say(*plan(settings))
         return
-    _check_writable(junit)
+    _check_outputs(junit, export)
     result = run_recommend(settings, out, export)
     show = partial(print_recommendation, sentences=result.sentences)
     _print(result.rows, json_, show, f"make it: {result.command}\nthe page: {out / 'report.html'}")
@@ -491,6 +488,14 @@ def _check_writable(file: Path | None) -> None:
         return
     if not file.parent.is_dir() or file.is_dir() or not os.access(file if file.exists() else file.parent, os.W_OK):
         raise WrongInput("out", f"{file} cannot be written; name a file in a folder that exists and is yours")
+
+
+def _check_outputs(junit: Path | None, export: Path | None) -> None:
+    """Refuse a report or a folder of models that cannot be written, before any work."""
+    _check_writable(junit)
+    if export is not None:
+        export.mkdir(parents=True, exist_ok=True)
+        _check_writable(export / "model.safetensors")
 
 
 def _fail(sentences: Sequence[str], code: Exit) -> None:
