@@ -118,6 +118,24 @@ def test_an_archive_that_nobody_wrote_is_one_sentence(lines, tmp_path):
         read_archive(file)
 
 
+FORGED = {
+    "groups.jsonl": ["{}", '{"schema": 2, "note": 0}'],
+    "figures.jsonl": ["{}"],
+    "results.jsonl": ['{"schema": 1, "model": "m", "dataset": "d", "seed": 0, "metric": "auc", "value": {"a": 1}}'],
+    "run.json": ['{"schema": 2, "seeds": 3}', '{"schema": 2, "seeds": [[0], "1", 2]}'],
+}
+
+
+@pytest.mark.parametrize(("name", "line"), [(name, line) for name, lines in FORGED.items() for line in lines])
+def test_a_forged_run_is_refused_in_one_sentence(name, line, runs, tmp_path, capsys):
+    file = tmp_path / "a.jsonl.xz"
+    (runs[0] / name).write_text(line + "\n")
+    assert main(["report", *map(str, runs), "--rows", str(file), "--commit", "abc1234"]) == 2
+    said = capsys.readouterr().err
+    assert said.startswith("secateur: ") and said.count("secateur: ") == 1 and "internal" not in said
+    assert not file.exists()
+
+
 def test_damage_and_bombs_are_refused(tmp_path, monkeypatch):
     file = tmp_path / "a.jsonl.xz"
     whole = lzma.compress(json.dumps(FIRST).encode())
@@ -137,3 +155,16 @@ def test_an_archive_with_an_unknown_study_is_refused(tmp_path, capsys):
     write_archive(tmp_path / "a.jsonl.xz", rows_of(0), {"studies": ["samia-fig99"]})
     assert main(["report", str(tmp_path / "a.jsonl.xz"), "--out", str(tmp_path / "page.html")]) == 2
     assert "samia-fig99" in capsys.readouterr().err
+
+
+def test_a_small_file_never_becomes_many_lines(tmp_path, monkeypatch):
+    """Lines of two bytes take twenty times as much as objects, so the file's size bounds them."""
+    file = tmp_path / "a.jsonl.xz"
+    file.write_bytes(lzma.compress(b"0\n" * 5_000_000, preset=0))
+    with pytest.raises(WrongInput, match="decompresses to more than 8 MiB"):
+        read_archive(file)
+    monkeypatch.setattr(archive, "FREE_BYTES", 1000)
+    rows = [Row(**LABELS, seed=0, metric="auc", value=0.5)] * 5000
+    with pytest.raises(WrongInput, match="archive fewer runs at once"):
+        write_archive(tmp_path / "b.jsonl.xz", rows, {})  # nobody could read it
+    assert not (tmp_path / "b.jsonl.xz").exists()

@@ -419,6 +419,7 @@ def _archive(folders: Sequence[Path], file: Path, studies: str, commit: str | No
     """Write the rows of runs into one archive."""
     from secateur.catalogue import find
     from secateur.runs.archive import SUFFIX, gather_runs, is_archive, write_archive
+    from secateur.runs.folder import explain_damage
 
     if not is_archive(file):
         raise WrongInput("rows", f"{file} is no name of an archive; use NAME{SUFFIX}")
@@ -426,8 +427,9 @@ def _archive(folders: Sequence[Path], file: Path, studies: str, commit: str | No
     names = [name.strip() for name in studies.split(",") if name.strip()]
     for name in names:
         find("study", name)
-    archive = gather_runs(folders, names, commit)
-    write_archive(file, archive.rows, archive.provenance, archive.figures)
+    with explain_damage(folders):
+        archive = gather_runs(folders, names, commit)
+        write_archive(file, archive.rows, archive.provenance, archive.figures)
     say(*(f"{name}: {value}" for name, value in archive.provenance.items()), f"{len(archive.rows):,} rows: {file}")
 
 

@@ -174,7 +174,9 @@ class Federation(Resumable):
         assert self.together is not None
         looked = bool(self.panel.select_observers(number))
         answers = [self._answers(number, client, faults) for client in drawn.clients]
+        before: Params = {}
         try:
+            before = tree.clone(self.server.squares)  # memory may run out when some of them are added
             stacked = self.together(number, drawn, answers, faults)
         except Exception as error:
             if not ran_out(error):
@@ -182,6 +184,8 @@ class Federation(Resumable):
             stacked = None
         if stacked is None:  # only here, after the error is released, are the tensors of the stack free
             self._make_room(len(drawn.clients))
+            for name, value in before.items():
+                self.server.squares[name].copy_(value)
             noted: dict[int, Fault] = {c: "dropped" for c, x in zip(drawn.clients, answers, strict=True) if not x}
             return self._run_one_by_one(number, drawn, faults | noted, sizing, evaluating)
         needed = looked or sizing or evaluating
