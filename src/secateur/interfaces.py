@@ -14,6 +14,8 @@ import torch
 from torch import Generator, Tensor, nn
 from torch.nn.functional import cross_entropy
 
+from secateur.optimisers import PLAIN_SGD, Optimiser, list_batches
+
 Params = dict[str, Tensor]  # by parameter name; a "state" also holds buffers
 Mask = dict[str, Tensor]  # by parameter name: bool, True = kept; a tensor without a mask is kept
 
@@ -218,8 +220,15 @@ class Knowledge:
     local_steps: int = 1  # of a client that sends weights
     learning_rate: float | None = None  # of the local steps; needed for weights
     local_batch: int | None = None  # examples per step, in order and cyclic; None: all of them
+    local_epochs: int | None = None  # passes over all examples, instead of steps; the last batch may be smaller
+    optimiser: Optimiser = PLAIN_SGD  # of the local steps; the default is plain gradient descent
     compression: Callable[[Params], Params] | None = None  # the client's, for an attacker that re-applies it
     generator: Callable[[Tensor, Tensor], Tensor] | None = None  # noise (N, 128), labels -> pictures; public data
+
+    @property
+    def batches(self) -> list[list[int]]:
+        """The examples of every local step, as indices; an update that is a gradient is of all examples."""
+        return list_batches(self.batch_size, self.local_batch, self.local_steps, self.local_epochs)
 
     @property
     def box(self) -> tuple[Tensor, Tensor]:
