@@ -8,8 +8,9 @@ from secateur.federated.flower.link import arrays_of
 TaskIdentity.task_id, TaskIdentity.run_id, TaskIdentity.node_id = 1, 1, 1  # what a runtime sets in every process
 
 
-def context(partition=0, node=7):
-    return Context(run_id=1, node_id=node, node_config={"partition-id": partition}, state=RecordDict(), run_config={})
+def context(partition=0, node=7, run=None, **more):
+    config = {"partition-id": partition} | {name.replace("_", "-"): value for name, value in more.items()}
+    return Context(run_id=1, node_id=node, node_config=config, state=RecordDict(), run_config=run or {})
 
 
 def asked(tensors, number=1, kind="train", node=7):

@@ -1,6 +1,7 @@
 """The mod in an app, and the strategies around an app's own."""
 
 import contextlib
+import re
 
 import numpy as np
 import pytest
@@ -11,6 +12,7 @@ from talking import answer, asked, context
 from torch import nn
 
 from secateur import tree
+from secateur.attacks.inversion.rob import Rob
 from secateur.defenses.adgp import AlignedDualGradientPruning
 from secateur.defenses.dgp import DualGradientPruning
 from secateur.defenses.error_feedback import ErrorFeedback
@@ -19,7 +21,7 @@ from secateur.defenses.soteria import Soteria
 from secateur.defenses.top_k import TopK
 from secateur.errors import WrongInput
 from secateur.evaluation.calibration import WEIGHTS
-from secateur.federated.flower import AuditedStrategy, Auditor, DecodingStrategy, upload_mod
+from secateur.federated.flower import AuditedStrategy, Auditor, DecodingStrategy, download_mod, upload_mod
 from secateur.federated.flower.link import arrays_of, pack, single_record, size_of, tensors_of, unpack
 from secateur.interfaces import Batch, Knowledge
 from secateur.runs.folder import load_rows
@@ -89,9 +91,103 @@ def test_what_a_mod_cannot_serve_is_refused(defense):
         upload_mod(defense)
 
 
-def test_a_reply_of_other_names_is_refused():
-    with pytest.raises(WrongInput, match="names"):
-        upload_mod(TopK())(asked(MODEL), context(), lambda message, _: answer(message, {"w": MODEL["w"]}))
+@pytest.mark.parametrize(
+    ("reply", "words"),
+    [
+        ({"w": MODEL["w"]}, "bn.running_mean is missing"),
+        (MODEL | {"w": MODEL["w"].to(torch.int8)}, "w is torch.int8"),  # integers are sent unchanged
+        (MODEL | {"w": torch.full((4,), torch.nan)}, "not finite"),
+        (MODEL | {"w": torch.zeros(5)}, r"w is torch.float32 \(5,\) instead of torch.float32 \(4,\)"),
+    ],
+)
+def test_a_reply_of_a_wrong_kind_is_not_sent(reply, words):
+    home = context()
+    refused = upload_mod(ErrorFeedback(TopK()))(asked(MODEL), home, lambda message, _: answer(message, reply))
+    assert refused.has_error() and re.search(words, refused.error.reason) and "nothing is sent" in refused.error.reason
+    assert "secateur.upload" not in home.state  # its residual is untouched too
+
+
+def never(message, home):
+    raise AssertionError("trained")
+
+
+@pytest.mark.parametrize(
+    ("mod", "home", "words"),
+    [
+        (upload_mod(), context(), "secateur-defense: is not set"),
+        (upload_mod(), context(run={"secateur-defense": ""}), "secateur-defense: is not set"),
+        (upload_mod(), context(run={"secateur-defense": "dpg"}), "'dpg' is not known"),
+        (upload_mod(), context(run={"secateur-defense": "dgp:k9=1"}), "k9"),
+        (upload_mod(), context(run={"secateur-defense": "soteria"}), "needs the examples"),
+        (upload_mod(), context(run={"secateur-defense": "ppb"}), "acts on loss"),
+        (upload_mod(), context(run={"secateur-defense": "largest"}), "acts on client"),
+        (upload_mod(), context(run={"secateur-defense": "none"}, secateur_defense="dgp"), "all must be equal"),
+        (upload_mod("dgp"), context(run={"secateur-defense": "dgp:k1=0.1"}), "all must be equal"),
+        (upload_mod("dgp"), context(secateur_key="/nowhere"), "secateur-key: cannot be read"),
+    ],
+)
+def test_a_defense_that_cannot_be_applied_trains_and_sends_nothing(mod, home, words):
+    refused = mod(asked(MODEL), home, never)
+    assert refused.has_error() and words in refused.error.reason
+
+
+def test_the_defense_comes_from_the_runs_config_at_the_first_message():
+    mod, home = upload_mod(), context(run={"secateur-defense": "top-k:keep=0.5"}, secateur_defense="top-k:keep=.5")
+    assert values(turned(mod, MODEL, home))["w"].tolist() == [4.0, -3.0, 0.0, 0.0]
+    assert values(turned(upload_mod("top-k:keep=.5"), MODEL, context()))["w"].tolist() == [4.0, -3.0, 0.0, 0.0]
+    assert values(turned(upload_mod("none"), MODEL, context()))["w"].tolist() == STEP["w"].tolist()
+
+
+class Broken(TopK):
+    """A defense whose exception shows the update."""
+
+    def __call__(self, grads, state, context):
+        raise RuntimeError(f"secret {grads}")
+
+
+def test_an_exception_inside_a_defense_sends_nothing_and_shows_nothing():
+    refused = turned(upload_mod(Broken()), MODEL, context())
+    assert refused.error.reason == "nothing is sent: RuntimeError in the defense; see this client's log"
+
+
+def linear(rows):
+    return {"first.weight": rows, "first.bias": torch.zeros(len(rows)), "count": torch.tensor(0)}
+
+
+HONEST = linear(torch.randn(16, 64, generator=torch.Generator().manual_seed(0)))
+
+
+@pytest.mark.parametrize(
+    ("sent", "words"),
+    [
+        (HONEST | {"imprint": torch.zeros(3)}, "imprint is"),
+        ({"first.weight": HONEST["first.weight"]}, "first.bias is missing"),
+        (HONEST | {"first.weight": torch.zeros(16, 65)}, "shape|first.weight is"),
+        (HONEST | {"first.weight": HONEST["first.weight"].double()}, "float64"),
+        (HONEST | {"first.bias": torch.full((16,), torch.inf)}, "not finite"),
+        (linear(HONEST["first.weight"][:1].expand(16, -1).clone()), "parallel rows"),
+    ],
+    ids=["more", "fewer", "shape", "type", "infinite", "imprint"],
+)
+@pytest.mark.parametrize("model", [None, HONEST], ids=["pinned", "own"])
+def test_a_model_that_an_honest_server_does_not_send_is_not_trained(model, sent, words):
+    mod, home = download_mod(model), context()
+    honest = mod(asked(HONEST), home, trains(HONEST))
+    assert not honest.has_error()
+    for kind in ("train", "evaluate"):
+        refused = mod(asked(sent, kind=kind), home, never)
+        assert refused.has_error() and re.search(words, refused.error.reason) is not None, refused
+
+
+def test_the_model_of_an_active_attack_is_not_trained():
+    net = nn.Sequential(nn.Flatten(), nn.Linear(64, 10))
+    one = torch.ones(1, 1, 1)
+    known = Knowledge(net, (1, 8, 8), 10, 0 * one, one)
+    _, tampered = Rob().tamper(net, tree.state_of(net), known, torch.Generator().manual_seed(0))
+    for mod in (download_mod(), download_mod(lambda: net)):
+        assert mod(asked(tampered), context(), never).has_error()
+        assert not mod(asked(tree.state_of(net)), context(), lambda message, _: answer(message, {})).has_error()
+    assert "bytes" in download_mod(most_bytes=100)(asked(tampered), context(), never).error.reason
 
 
 def big():

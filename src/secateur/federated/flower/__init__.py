@@ -15,10 +15,28 @@ from typing import TYPE_CHECKING, Any
 from secateur.errors import require
 
 if TYPE_CHECKING:
-    from secateur.federated.flower.mod import upload_mod
+    from secateur.federated.flower.agreement import AgreedStrategy
+    from secateur.federated.flower.mod import download_mod, upload_mod
+    from secateur.federated.flower.partial_models import PrunedStrategy, SubmodelStrategy, network_of
     from secateur.federated.flower.strategies import AuditedStrategy, Auditor, DecodingStrategy
 
-__all__ = ["AuditedStrategy", "Auditor", "DecodingStrategy", "upload_mod"]
+HOMES = {
+    "agreement": ("AgreedStrategy",),
+    "mod": ("download_mod", "upload_mod"),
+    "partial_models": ("PrunedStrategy", "SubmodelStrategy", "network_of"),
+    "strategies": ("AuditedStrategy", "Auditor", "DecodingStrategy"),
+}
+__all__ = [
+    "AgreedStrategy",
+    "AuditedStrategy",
+    "Auditor",
+    "DecodingStrategy",
+    "PrunedStrategy",
+    "SubmodelStrategy",
+    "download_mod",
+    "network_of",
+    "upload_mod",
+]
 
 require("flwr", "flower")
 QUIET = {"FLWR_TELEMETRY_ENABLED": "0", "FLWR_DISABLE_UPDATE_CHECK": "1"}
@@ -29,6 +47,7 @@ for _name, _value in QUIET.items():  # flwr reads them at import
 
 def __getattr__(name: str) -> Any:
     """Import lazily, because a deployed client is a new process for every message."""
-    if name not in __all__:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(import_module(f"{__name__}.{'mod' if name == 'upload_mod' else 'strategies'}"), name)
+    for module, names in HOMES.items():
+        if name in names:
+            return getattr(import_module(f"{__name__}.{module}"), name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -8,6 +8,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Iterable, Iterator, Mapping
+from typing import Any
 
 import torch
 from flwr.app import Array, ArrayRecord, ConfigRecord, Message, RecordDict
@@ -17,7 +18,8 @@ from torch import Tensor
 
 from secateur.errors import WrongInput, printable
 from secateur.federated.faults import Fault
-from secateur.interfaces import Params
+from secateur.interfaces import Mask, Params
+from secateur.wire import decode_mask
 
 log = logging.getLogger(__name__)
 
@@ -26,6 +28,7 @@ PAUSE = 0.2  # seconds between two polls
 MOST = 1 << 32  # examples that a client may report
 HELLO = "query"  # the type of the message that asks a node which client it is
 SLACK = 1 << 16  # bytes of tables and positions that an update may have beyond its values
+MASK = "secateur-mask"  # of a message's configuration: the server's mask as bytes
 WIRE = "secateur"  # the serialisation type of an array whose bytes are a message of secateur/wire
 
 
@@ -192,3 +195,20 @@ def load_tensors(state: RecordDict, name: str) -> Params | None:
 def store_tensors(state: RecordDict, name: str, tensors: Params) -> None:
     """Keep tensors in the client's context until its next turn."""
     state.array_records[name] = arrays_of(tensors)
+
+
+def extend_config(content: RecordDict, values: Mapping[str, Any]) -> RecordDict:
+    """Return a message's content with more values in its configuration; the content itself may be other messages' too.
+
+    The values go into the record that is there, as some of Flower's mods allow only one.
+    """
+    name, record = next(iter(content.config_records.items()), ("config", ConfigRecord()))
+    return RecordDict({**content, name: ConfigRecord({**record, **values})})
+
+
+def mask_in(content: RecordDict, model: Params) -> Mask:
+    """Return the mask in a message for this model; empty if there is none."""
+    for record in content.config_records.values():
+        if isinstance(data := record.get(MASK), bytes):
+            return decode_mask(data, {name: tuple(value.shape) for name, value in model.items()})
+    return {}

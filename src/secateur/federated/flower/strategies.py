@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from logging import WARNING
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord
 from flwr.common.logger import log
@@ -28,9 +28,18 @@ from secateur.evaluation.client import caution
 from secateur.evaluation.membership import flat_labels
 from secateur.evaluation.reconstruction import Scoring, attack_labels, judge, summary_rows, target_rows
 from secateur.federated.faults import Refused, check_update, read_update
-from secateur.federated.flower.link import arrays_of, read_tensors, single_record, size_of, tensors_of, unpack
+from secateur.federated.flower.link import (
+    WIRE,
+    arrays_of,
+    mask_in,
+    read_tensors,
+    single_record,
+    size_of,
+    tensors_of,
+    unpack,
+)
 from secateur.federated.flower.mod import BUFFERS, apply_update
-from secateur.interfaces import Batch, InversionAttack, Knowledge, Params, ServerView, Weights
+from secateur.interfaces import Batch, InversionAttack, Knowledge, Mask, Params, ServerView, Weights
 from secateur.metrics.lpips import load_weights
 from secateur.progress import progress
 from secateur.report import page_afterwards
@@ -42,19 +51,48 @@ from secateur.seeding import derive
 Truth = Callable[[int, Message], Batch | None]  # (round, reply) -> the examples of an update, where they are known
 
 
-class AroundStrategy(Strategy):
-    """A strategy that delegates to the inner one, and keeps the model that the round's clients were sent."""
+class Question(NamedTuple):
+    """The model that a node was sent in this round, and the mask with it; empty if there is none."""
 
-    def __init__(self, inner: Strategy) -> None:
-        self.inner = inner
-        self.sent: Params = {}
+    sent: Params
+    mask: Mask
+
+
+class AroundStrategy(Strategy):
+    """A strategy that delegates to the inner one, and keeps the models that the round's clients were sent."""
+
+    def __init__(self, inner: Strategy, buffers: tuple[str, ...] = BUFFERS) -> None:
+        self.inner, self.buffers = inner, buffers
+        self.asked: dict[int, Question] = {}  # by node
 
     def configure_train(
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
     ) -> Iterable[Message]:
-        """Keep the model, then delegate to the inner strategy."""
-        self.sent = tensors_of(arrays)
-        return self.inner.configure_train(server_round, arrays, config, grid)
+        """Delegate to the inner strategy, and keep the models that it sends."""
+        return self._remember(self.inner.configure_train(server_round, arrays, config, grid))
+
+    def _remember(self, messages: Iterable[Message]) -> list[Message]:
+        """Keep the models in messages; messages of one content share theirs."""
+        messages, known = list(messages), dict[int, Question]()
+        for content in (message.content for message in messages):
+            if id(content) not in known:
+                sent = tensors_of(single_record(content, "the message to a client")[1])
+                known[id(content)] = Question(sent, mask_in(content, sent))
+        self.asked = {message.metadata.dst_node_id: known[id(message.content)] for message in messages}
+        return messages
+
+    def read_reply(self, reply: Message) -> tuple[str, Params]:
+        """Return the weights of a reply, as arrays or in the wire format, and their record's name; trust nothing."""
+        question = self.asked.get(reply.metadata.src_node_id)
+        if question is None:
+            raise WrongInput("message", "it comes from a node that was not asked in this round")
+        (name, record), sent = single_record(reply.content, "a client's reply"), question.sent
+        if any(array.stype == WIRE for array in record.values()):
+            update = read_update(unpack(record).get("update", b""), sent, question.mask or None)
+            return name, apply_update(sent, update, sent, self.buffers)
+        weights = read_tensors(record, sent)
+        check_update(weights, sent)
+        return name, weights
 
     def aggregate_train(
         self, server_round: int, replies: Iterable[Message]
@@ -80,12 +118,12 @@ class AroundStrategy(Strategy):
 class DecodingStrategy(AroundStrategy):
     """A strategy that decodes the updates of `upload_mod(..., wire=True)`; unreadable replies are left out and logged.
 
-    `bytes_up` counts the bytes of all updates so far, and `dense_bytes` the bytes of the same updates as arrays.
+    Replies of arrays are checked and passed on. `bytes_up` counts the bytes of all updates so far, and `dense_bytes`
+    the bytes of the same updates as arrays.
     """
 
     def __init__(self, inner: Strategy, buffers: tuple[str, ...] = BUFFERS) -> None:
-        super().__init__(inner)
-        self.buffers = buffers
+        super().__init__(inner, buffers)
         self.bytes_up = self.dense_bytes = 0
 
     def aggregate_train(
@@ -99,11 +137,10 @@ class DecodingStrategy(AroundStrategy):
         if reply.has_error():
             return reply
         try:
-            name, record = single_record(reply.content, "a client's reply")
-            self.bytes_up += size_of(record)
-            sent = read_update(unpack(record).get("update", b""), self.sent)
-            _check_metrics(reply, getattr(self.inner, "weighted_by_key", "num-examples"))
-            arrays = arrays_of(apply_update(self.sent, sent, self.sent, self.buffers))
+            self.bytes_up += sum(map(size_of, reply.content.array_records.values()))
+            name, weights = self.read_reply(reply)
+            check_metrics(reply, self.inner)
+            arrays = arrays_of(weights)
         except (WrongInput, Refused) as error:
             log(WARNING, "ignoring the update of node %s (%s)", reply.metadata.src_node_id, error)
             return None
@@ -112,8 +149,9 @@ class DecodingStrategy(AroundStrategy):
         return reply
 
 
-def _check_metrics(reply: Message, weight: str) -> None:
+def check_metrics(reply: Message, strategy: Strategy) -> None:
     """Refuse metrics that would end or poison the round: not finite, or a weight that is no positive number."""
+    weight = getattr(strategy, "weighted_by_key", "num-examples")
     records = list(reply.content.metric_records.values())
     if len(records) != 1:
         raise WrongInput("message", f"it has {len(records)} records of metrics; exactly one is allowed")
@@ -164,14 +202,14 @@ class AuditedStrategy(AroundStrategy):
         arrived = list(replies)
         if server_round % self.every == 0:
             for reply in [answer for answer in arrived if not answer.has_error()][: self.updates]:
+                node = reply.metadata.src_node_id
                 try:
-                    weights = read_tensors(single_record(reply.content, "a client's reply")[1], self.sent)
-                    check_update(weights, self.sent)
+                    _, weights = self.read_reply(reply)
                 except (WrongInput, Refused) as error:
-                    log(WARNING, "not attacking the update of node %s (%s)", reply.metadata.src_node_id, error)
+                    log(WARNING, "not attacking the update of node %s (%s)", node, error)
                     continue
                 truth = None if self.truth is None else self.truth(server_round, reply)
-                self.auditor(server_round, reply.metadata.src_node_id, self.sent, weights, truth)
+                self.auditor(server_round, node, self.asked[node].sent, weights, truth)
         return self.inner.aggregate_train(server_round, arrived)
 
 
