@@ -18,7 +18,7 @@ from secateur.cli.options import Command, RunCommand, Set, say
 from secateur.errors import WrongInput, unknown
 
 if TYPE_CHECKING:
-    from secateur.config import Audit, Federate, Invert, Limits, Prune, Recommend, Reproduce, Sweep
+    from secateur.config import Audit, AuditApp, Federate, Invert, Limits, Prune, Recommend, Reproduce, Sweep
     from secateur.evaluation.limits import Check
     from secateur.runs.rows import Row
 
@@ -135,6 +135,31 @@ def federate(
         return
     _check_writable(junit)
     rows = run_federate(settings, out)
+    _print(rows, json_, print_federation, f"the page: {out / 'report.html'}")
+    _hold(_check_limits(rows, settings.limits), junit)
+
+
+@run_command(name="audit-app")
+def audit_app(
+    ctx: typer.Context,
+    out: Out = Path("runs/audit-app"),
+    junit: Junit = None,
+    dry_run: DryRun = False,
+    json_: Json = False,
+) -> None:
+    """Run an existing Flower app in simulation, and attack its clients' updates: what does its server see?
+
+    FOLDER has the app: its pyproject.toml, its code. The code is run as it is.
+    """
+    from secateur.experiments.audit_app import plan, run_audit_app
+    from secateur.report.terminal import print_federation
+
+    settings: AuditApp = ctx.obj
+    if dry_run:
+        say(*plan(settings))
+        return
+    _check_writable(junit)
+    rows = run_audit_app(settings, out)
     _print(rows, json_, print_federation, f"the page: {out / 'report.html'}")
     _hold(_check_limits(rows, settings.limits), junit)
 

@@ -56,7 +56,7 @@ class Command(typer.core.TyperCommand):
 class RunCommand(Command):
     """Command with a run file: `ctx.obj` has its settings, read from the file and from the flags of its schema.
 
-    The schema of the command audit is `config.Audit`. It is imported when it is needed: `secateur --help` stays fast.
+    The schema of audit-app is `config.AuditApp`. It is imported when it is needed: `secateur --help` stays fast.
     """
 
     @cached_property
@@ -64,12 +64,13 @@ class RunCommand(Command):
         """The schema of the command's run file."""
         from secateur import config
 
-        return getattr(config, str(self.name).capitalize())  # type: ignore[no-any-return]
+        return getattr(config, str(self.name).title().replace("-", ""))  # type: ignore[no-any-return]
 
     @cached_property
     def inputs(self) -> list[Any]:
         """The parameters that make the settings."""
-        return run_parameters(self.schema, _study if self.name == "reproduce" else _run_file)
+        bases = {"reproduce": _study, "audit-app": _app}
+        return run_parameters(self.schema, bases.get(str(self.name), _run_file))
 
     def get_params(self, ctx: Any) -> list[Any]:
         """Return the parameters of the settings and those of the function."""
@@ -134,6 +135,10 @@ def _run_file(file: File = None, config: Config = None, set_: Set = None, trust:
 
 def _study(study: Annotated[str, typer.Argument(metavar="NAME")]) -> None:
     """Take the argument of reproduce."""
+
+
+def _app(app: Annotated[Path, typer.Argument(metavar="FOLDER")], config: Config = None, set_: Set = None) -> None:
+    """Take the parameters of audit-app, whose code is always named on the command line."""
 
 
 def run_parameters(schema: type[Fields], base: Callable[..., None]) -> list[Any]:

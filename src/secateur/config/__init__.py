@@ -7,6 +7,7 @@ fields, so that both share one schema.
 from __future__ import annotations
 
 from secateur.config.audit import Audit, ModelRun, Protocol, Prune
+from secateur.config.audit_app import AuditApp
 from secateur.config.base import Common, Fields, Limits, PolicyFile, PrivacyClaim, Training, flags_of
 from secateur.config.federate import Federate
 from secateur.config.files import dump, dump_recipes, list_code, parse_fields, put, read, read_limits
@@ -33,6 +34,7 @@ __all__ = [
     "TRAINED",
     "UPDATES",
     "Audit",
+    "AuditApp",
     "Common",
     "Federate",
     "Fields",
