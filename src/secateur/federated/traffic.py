@@ -17,6 +17,7 @@ in the sum.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
@@ -26,6 +27,7 @@ import torch
 from torch import Tensor
 
 from secateur import tree
+from secateur.data.partition import count_rows
 from secateur.defenses.dp import LOOKS, DifferentialPrivacy, PrivateTurn
 from secateur.defenses.dp_common import Guarantee
 from secateur.defenses.uploads import inner_of
@@ -61,11 +63,11 @@ class Round:
 
 
 class Ledger:
-    """Lost clients since the last evaluation, and all bytes."""
+    """Lost clients since the last evaluation, and all bytes; only clients that were sampled take memory."""
 
-    def __init__(self, clients: int, squares: bool) -> None:
-        self.traffic = Traffic(clients, squares)
-        self.turns = [0] * clients  # by client: updates that it may have sent
+    def __init__(self, squares: bool) -> None:
+        self.traffic = Traffic(squares)
+        self.turns: Counter[int] = Counter()  # by client: updates that it may have sent
         self._lost: dict[int, dict[int, Fault]] = {}  # by round
         self._unread: list[tuple[int, int, Tensor]] = []  # round, client, and () True if its update was finite
 
@@ -75,8 +77,7 @@ class Ledger:
 
     def record_trained(self, clients: Iterable[int]) -> None:
         """Note that these clients made an update in a round, arrived or not."""
-        for client in clients:
-            self.turns[client] += 1
+        self.turns.update(clients)
 
     def arrive(self, number: int, arrived: Sequence[Arrived], own_masks: bool) -> None:
         """Note a round's updates."""
@@ -102,30 +103,32 @@ class Ledger:
             lost = "; ".join(f"client {client} {WORDS[fault]}" for client, fault in clients.items())
             reported.append(Measure("lost_clients", len(clients), at, note=f"the round went on without them: {lost}"))
         self._lost.clear()
+        sampled = sorted(self.traffic.down) if last else []
         for name, by_client in (("bytes_up", self.traffic.up), ("bytes_down", self.traffic.down)):
-            reported.append(Measure(name, sum(by_client), number, note="of all clients since the first round"))
-            reported += [Measure(name, value, number, client) for client, value in enumerate(by_client)] if last else []
+            reported.append(Measure(name, by_client.total(), number, note="of all clients since the first round"))
+            reported += [Measure(name, by_client[client], number, client) for client in sampled]
         return reported
 
     def state(self) -> dict[str, Any]:
         """Return plain values, for a checkpoint."""
         self.read()
         lost = {str(number): {str(c): fault for c, fault in clients.items()} for number, clients in self._lost.items()}
-        return {"lost": lost, "traffic": self.traffic.state(), "turns": self.turns}
+        return {"lost": lost, "traffic": self.traffic.state(), "turns": list(self.turns.items())}
 
     def load(self, state: dict[str, Any]) -> None:
         """Resume from the output of `state`."""
         self._lost = {int(n): {int(c): fault for c, fault in clients.items()} for n, clients in state["lost"].items()}
         self.traffic.load(state["traffic"])
-        self.turns = list(state["turns"])
+        self.turns = Counter(dict(state["turns"]))
 
 
 class Traffic:
     """Counts of the bytes on the wire."""
 
-    def __init__(self, clients: int, squares: bool) -> None:
-        self.up, self.down = [0] * clients, [0] * clients  # bytes since the first round
-        self.known = [-1] * clients  # by client: the version of its mask
+    def __init__(self, squares: bool) -> None:
+        self.up: Counter[int] = Counter()  # by client: bytes since the first round
+        self.down: Counter[int] = Counter()
+        self.known: dict[int, int] = {}  # by client: the version of its mask
         self.version = 0  # of the mask
         self.squares = squares  # True: squared gradients go up too
         self.model_bytes = self.mask_bytes = 0
@@ -149,7 +152,7 @@ class Traffic:
     def broadcast(self, clients: Sequence[int]) -> None:
         """Count the model sent to these clients, with the mask where theirs is outdated."""
         for client in clients:
-            outdated = self.known[client] != self.version
+            outdated = self.known.get(client) != self.version
             self.down[client] += self.model_bytes + (self.mask_bytes if outdated else 0)
             self.known[client] = self.version
 
@@ -189,11 +192,13 @@ class Traffic:
     def state(self) -> dict[str, Any]:
         """Return all numbers, for a checkpoint."""
         self.read()
-        return {name: value for name, value in vars(self).items() if not name.startswith("_")}
+        numbers = {name: value for name, value in vars(self).items() if not name.startswith("_")}
+        return numbers | {name: list(numbers[name].items()) for name in ("up", "down", "known")}  # JSON has no int keys
 
     def load(self, state: dict[str, Any]) -> None:
         """Resume from the output of `state`."""
-        vars(self).update(state)
+        counts = {name: Counter(dict(state[name])) for name in ("up", "down")}
+        vars(self).update(state | counts | {"known": dict(state["known"])})
 
 
 def _kind(own_masks: bool) -> str:
@@ -250,15 +255,15 @@ def _nonzero_bytes(tensors: Iterable[Tensor]) -> Tensor:
     return torch.stack([torch.count_nonzero(value) * value.element_size() for value in tensors]).sum()
 
 
-def measure_epsilon(terms: FederationSpec, turns: Sequence[int], number: int, last: bool) -> list[Measure]:
+def measure_epsilon(terms: FederationSpec, turns: Mapping[int, int], number: int, last: bool) -> list[Measure]:
     """Return the epsilon of the worst client so far, and in the last round of every client; empty without dp."""
     private, looks = _promise(terms)
     if private is None:
         return []
+    sizes = count_rows(terms.shares)
     guarantees = {
-        client: _guarantee(private, looks * updates, -(-terms.local.batch_size // len(rows)))
-        for client, (updates, rows) in enumerate(zip(turns, terms.shares, strict=True))
-        if updates
+        client: _guarantee(private, looks * turns[client], -(-terms.local.batch_size // sizes[client]))
+        for client in sorted(turns)
     }
     if not guarantees:
         return []
@@ -284,7 +289,8 @@ def _promise(terms: FederationSpec) -> tuple[DifferentialPrivacy | None, int]:
 
 def check_spending(terms: FederationSpec) -> None:
     """Raise WrongInput, before any work, for a budget that the accountant cannot compute."""
-    measure_epsilon(terms, [terms.rounds] * len(terms.shares), terms.rounds, False)
+    sizes = count_rows(terms.shares)
+    measure_epsilon(terms, {sizes.index(min(sizes)): terms.rounds}, terms.rounds, False)
 
 
 @lru_cache
