@@ -12,7 +12,7 @@ from secateur.data.partition import (
     dirichlet_sizes,
     halve,
     iid,
-    shared,
+    draw_shared,
     writer_groups,
 )
 from secateur.errors import WrongInput
@@ -81,9 +81,9 @@ def test_shares_that_overlap_hold_a_row_once(n, clients, size, seed):
     rng = Generator().manual_seed(seed)
     if size > n:
         with pytest.raises(WrongInput, match=f"^client_rows: {size} "):
-            shared(n, clients, size, rng)
+            draw_shared(n, clients, size, rng)
         return
-    parts = shared(n, clients, size, rng)
+    parts = draw_shared(n, clients, size, rng)
     assert len(parts) == clients and parts[-1].tolist() == parts[clients - 1].tolist()
     assert all(len(rows.unique()) == size and rows.max() < n for rows in parts)
 

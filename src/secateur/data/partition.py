@@ -1,6 +1,6 @@
 """Row indices: partitions of a data set among clients, and splits among a victim and the attacker's models.
 
-The parts of a partition are disjoint and complete, and none is empty; those of `shared` alone overlap.
+The parts of a partition are disjoint and complete, and none is empty; those of `draw_shared` alone overlap.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ def iid(n: int, clients: int, rng: Generator) -> Shares:
     return Shares(torch.randperm(n, generator=rng), sizes)
 
 
-def shared(n: int, clients: int, size: int, rng: Generator) -> Shares:
+def draw_shared(n: int, clients: int, size: int, rng: Generator) -> Shares:
     """Return shares of `size` rows that other clients may have too, for more clients than rows.
 
     Clients take their rows in passes over all rows, each in a new order. So a client has different rows.

@@ -17,8 +17,8 @@ from secateur.data.partition import (
     by_writer,
     dirichlet_labels,
     dirichlet_sizes,
+    draw_shared,
     iid,
-    shared,
     writer_groups,
 )
 from secateur.defenses.uploads import protection_of
@@ -124,7 +124,7 @@ def shares_of(config: Federate, data: Dataset, seed: int) -> Sequence[Tensor]:
     if config.partition == "iid":
         return iid(data.train_size, clients, rng)
     if config.partition == "shared":
-        return shared(data.train_size, clients, config.client_rows, rng)
+        return draw_shared(data.train_size, clients, config.client_rows, rng)
     if config.partition == "dirichlet-labels":
         return dirichlet_labels(labels, clients, config.alpha, rng)
     if config.submodels and not config.redraw_sizes:

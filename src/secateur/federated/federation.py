@@ -176,7 +176,9 @@ class Federation(Resumable):
         withheld = dict(zip(("withheld_of_kept", "withheld_of_all"), mean_rates, strict=False))
         judged = self.judge(self.model()) | {"density": server.density} | withheld
         last = number == terms.rounds
-        measures = self.ledger.measures(number, judged, last) + measure_epsilon(terms, self.ledger.turns, number, last)
+        measures = self.ledger.measures(number, judged, last) + measure_epsilon(
+            terms, self.ledger.turns, number, last, self.ledger.least
+        )
         return Round(number, measures)
 
     def _faults(self, number: int, drawn: SampledClients) -> dict[int, Fault]:

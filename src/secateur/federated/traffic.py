@@ -12,7 +12,7 @@ The privacy budget of a client under local differential privacy is the epsilon o
 It is for adding or removing one of the client's examples, against a server that sees every update.
 Every update counts in full: a client takes its rows in passes, or the same rows again, so there is no amplification by
 sampling. If a client has fewer rows than a batch, an example can be in a batch several times. It counts that many times
-in the sum.
+in the sum. Under distributed-dp it is for adding or removing one client, against a server that sees sums (`view`).
 """
 
 from __future__ import annotations
@@ -28,6 +28,7 @@ from torch import Tensor
 
 from secateur import tree
 from secateur.data.partition import count_rows
+from secateur.defenses.distributed_dp import DistributedPrivacy
 from secateur.defenses.dp import LOOKS, DifferentialPrivacy, PrivateTurn
 from secateur.defenses.dp_common import Guarantee
 from secateur.defenses.uploads import inner_of
@@ -68,6 +69,7 @@ class Ledger:
     def __init__(self, squares: bool) -> None:
         self.traffic = Traffic(squares)
         self.turns: Counter[int] = Counter()  # by client: updates that it may have sent
+        self.least: int | None = None  # updates in the smallest sum so far
         self._lost: dict[int, dict[int, Fault]] = {}  # by round
         self._unread: list[tuple[int, int, Tensor]] = []  # round, client, and () True if its update was finite
 
@@ -82,6 +84,8 @@ class Ledger:
     def arrive(self, number: int, arrived: Sequence[Arrived], own_masks: bool) -> None:
         """Note a round's updates."""
         clients = [one.client for one in arrived]
+        if clients:
+            self.least = min(len(clients), self.least or len(clients))
         sizes = [one.size for one in arrived if one.size is not None]
         self.traffic.upload(clients, sizes or None, own_masks)
         self._unread += [(number, one.client, one.alive) for one in arrived if one.alive is not None]
@@ -113,13 +117,13 @@ class Ledger:
         """Return plain values, for a checkpoint."""
         self.read()
         lost = {str(number): {str(c): fault for c, fault in clients.items()} for number, clients in self._lost.items()}
-        return {"lost": lost, "traffic": self.traffic.state(), "turns": list(self.turns.items())}
+        return {"lost": lost, "traffic": self.traffic.state(), "turns": list(self.turns.items()), "least": self.least}
 
     def load(self, state: dict[str, Any]) -> None:
         """Resume from the output of `state`."""
         self._lost = {int(n): {int(c): fault for c, fault in clients.items()} for n, clients in state["lost"].items()}
         self.traffic.load(state["traffic"])
-        self.turns = Counter(dict(state["turns"]))
+        self.turns, self.least = Counter(dict(state["turns"])), state["least"]
 
 
 class Traffic:
@@ -255,20 +259,29 @@ def _nonzero_bytes(tensors: Iterable[Tensor]) -> Tensor:
     return torch.stack([torch.count_nonzero(value) * value.element_size() for value in tensors]).sum()
 
 
-def measure_epsilon(terms: FederationSpec, turns: Mapping[int, int], number: int, last: bool) -> list[Measure]:
-    """Return the epsilon of the worst client so far, and in the last round of every client; empty without dp."""
+def measure_epsilon(
+    terms: FederationSpec, turns: Mapping[int, int], number: int, last: bool, least: int | None = None
+) -> list[Measure]:
+    """Return the epsilon of the worst client so far, and in the last round of every client; empty without dp.
+
+    `least` is the number of updates in the smallest sum; None: all clients of a round answer.
+    """
     private, looks = _promise(terms)
-    if private is None:
+    if private is None or not turns:
         return []
     sizes = count_rows(terms.shares)
-    guarantees = {
-        client: _guarantee(private, looks * turns[client], -(-terms.local.batch_size // sizes[client]))
-        for client in sorted(turns)
-    }
-    if not guarantees:
-        return []
+    if isinstance(private, DistributedPrivacy):
+        answered = (least or terms.per_round) if terms.view == "sum" else 1
+        weights = 1.0 if terms.averaging == "uniform" or terms.view != "sum" else min(sizes) / max(sizes)
+        guarantees = {client: _sum_guarantee(private, turns[client], answered, weights) for client in sorted(turns)}
+    else:
+        guarantees = {
+            client: _guarantee(private, looks * turns[client], -(-terms.local.batch_size // sizes[client]))
+            for client in sorted(turns)
+        }
     worst = max(guarantees.values())
-    note = f"of the client that spent most: {worst}, the noise its own (local)"
+    note = f"of the client that spent most: {worst}"
+    note += "" if isinstance(private, DistributedPrivacy) else ", the noise its own (local)"
     note += f"; {looks} looks a turn: which weights are withheld is covered" if looks > 1 else ""
     note += "; a mask that was made of a client's examples (snip, grasp) is not covered" if terms.base.rate else ""
     worst_measure = [Measure("epsilon", worst.epsilon, number, note=note)]
@@ -279,18 +292,23 @@ def measure_epsilon(terms: FederationSpec, turns: Mapping[int, int], number: int
     return worst_measure + (client_measures if last else [])
 
 
-def _promise(terms: FederationSpec) -> tuple[DifferentialPrivacy | None, int]:
+def _promise(terms: FederationSpec) -> tuple[DifferentialPrivacy | DistributedPrivacy | None, int]:
     """Return the differential privacy of a client, if any, and its number of looks at a batch per turn."""
     if isinstance(terms.custom_turn, PrivateTurn):
         return terms.custom_turn.private, LOOKS
     private = None if terms.upload is None else inner_of(terms.upload)
-    return (private, 1) if isinstance(private, DifferentialPrivacy) else (None, 0)
+    return (private, 1) if isinstance(private, DifferentialPrivacy | DistributedPrivacy) else (None, 0)
 
 
 def check_spending(terms: FederationSpec) -> None:
     """Raise WrongInput, before any work, for a budget that the accountant cannot compute."""
     sizes = count_rows(terms.shares)
     measure_epsilon(terms, {sizes.index(min(sizes)): terms.rounds}, terms.rounds, False)
+
+
+@lru_cache
+def _sum_guarantee(private: DistributedPrivacy, rounds: int, answered: int, weights: float) -> Guarantee:
+    return private.guarantee(rounds, answered, weights)
 
 
 @lru_cache

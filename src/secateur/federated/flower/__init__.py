@@ -16,9 +16,11 @@ from secateur.errors import require
 
 if TYPE_CHECKING:
     from secateur.federated.flower.mod import upload_mod
+    from secateur.federated.flower.secure_sum import AuditedSum
     from secateur.federated.flower.strategies import AuditedStrategy, Auditor, DecodingStrategy
 
-__all__ = ["AuditedStrategy", "Auditor", "DecodingStrategy", "upload_mod"]
+__all__ = ["AuditedStrategy", "AuditedSum", "Auditor", "DecodingStrategy", "upload_mod"]
+MODULES = {"upload_mod": "mod", "AuditedSum": "secure_sum"}  # the others are in strategies
 
 require("flwr", "flower")
 QUIET = {"FLWR_TELEMETRY_ENABLED": "0", "FLWR_DISABLE_UPDATE_CHECK": "1"}
@@ -31,4 +33,4 @@ def __getattr__(name: str) -> Any:
     """Import lazily, because a deployed client is a new process for every message."""
     if name not in __all__:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(import_module(f"{__name__}.{'mod' if name == 'upload_mod' else 'strategies'}"), name)
+    return getattr(import_module(f"{__name__}.{MODULES.get(name, 'strategies')}"), name)
