@@ -12,7 +12,15 @@ from torch import Tensor, nn
 from secateur.catalogue import Choice, Defense
 from secateur.config import Federate
 from secateur.data.dataset import Dataset
-from secateur.data.partition import FEMNIST_GROUPS, by_writer, dirichlet_labels, dirichlet_sizes, iid, writer_groups
+from secateur.data.partition import (
+    FEMNIST_GROUPS,
+    by_writer,
+    dirichlet_labels,
+    dirichlet_sizes,
+    draw_shared,
+    iid,
+    writer_groups,
+)
 from secateur.defenses.uploads import protection_of
 from secateur.errors import WrongInput, check_number
 from secateur.evaluation.setup import prepare
@@ -39,7 +47,7 @@ def load_data(config: Federate) -> tuple[Dataset, torch.device]:
 
 
 def build_spec(
-    config: Federate, data: Dataset, seed: int, base: Choice, defense: Defense, shares: list[Tensor] | None = None
+    config: Federate, data: Dataset, seed: int, base: Choice, defense: Defense, shares: Sequence[Tensor] | None = None
 ) -> FederationSpec:
     """Return the specification of one federation of a run file; `shares` defaults to those of the configuration."""
     training = ("steps", "batch_size", "learning_rate", "momentum", "weight_decay")
@@ -105,7 +113,7 @@ def rates_of(shares: Sequence[Tensor], large: int, widths: Sequence[float] = (0.
     return [rate for _, rate in sorted(zip(order, by_rank, strict=True))]
 
 
-def shares_of(config: Federate, data: Dataset, seed: int) -> list[Tensor]:
+def shares_of(config: Federate, data: Dataset, seed: int) -> Sequence[Tensor]:
     """Return the training rows of each client."""
     labels, clients, rng = data.labels[: data.train_size], config.clients or CLIENTS, derive(seed, "partition")
     if config.partition.startswith("writer"):
@@ -115,6 +123,8 @@ def shares_of(config: Federate, data: Dataset, seed: int) -> list[Tensor]:
         return by_writer(writers) if config.partition == "writer" else writer_groups(writers, FEMNIST_GROUPS, rng)
     if config.partition == "iid":
         return iid(data.train_size, clients, rng)
+    if config.partition == "shared":
+        return draw_shared(data.train_size, clients, config.client_rows, rng)
     if config.partition == "dirichlet-labels":
         return dirichlet_labels(labels, clients, config.alpha, rng)
     if config.submodels and not config.redraw_sizes:

@@ -21,6 +21,7 @@ from flwr.serverapp.strategy import Strategy
 from secateur.catalogue import Choice, methods, name_of
 from secateur.config import inversion
 from secateur.config.methods import defense as read_defense
+from secateur.defenses.dp_common import Guarantee
 from secateur.errors import WrongInput, check_whole
 from secateur.evaluation import gallery
 from secateur.evaluation.calibration import is_open, list_weights
@@ -248,21 +249,38 @@ class Auditor:
         known = all(name_of(part) in methods("defense") for part in defense.split("+"))  # or a name of the user's own
         self.caution = caution(read_defense(defense), self.attacks) if known else None
 
-    def __call__(self, number: int, node: int, sent: Params, weights: Params, truth: Batch | None = None) -> None:
-        """Attack one update of a round."""
+    def __call__(
+        self,
+        number: int,
+        node: int | None,
+        sent: Params,
+        weights: Params,
+        truth: Batch | None = None,
+        clients: int | None = None,
+    ) -> None:
+        """Attack one update of a round, or where `clients` is set the average of so many, as one batch of theirs."""
         names = [name for name, _ in self.knowledge.net.named_parameters()]
         if missing := [name for name in names if name not in weights]:
             raise WrongInput("knowledge", f"its net has {missing[0]}, and the update does not; use the app's net")
         view = ServerView(sent, Weights({name: weights[name] for name in names}))
-        size = self.knowledge.batch_size if truth is None else truth.size
-        known = replace(self.knowledge, batch_size=size)
-        labels = self._labels(None, number, node, size)
+        size = self.knowledge.batch_size * (clients or 1) if truth is None else truth.size
+        local = self.knowledge.local_batch
+        known = replace(self.knowledge, batch_size=size, local_batch=local and local * (clients or 1))
+        labels = self._labels(None, number, node, size, clients)
         if truth is not None:
             pixels, classes = known.pixels(truth.inputs), truth.labels.tolist()
             self.figures += gallery.truths(flat_labels(labels), self.targets, pixels, classes, self.images)
         for attack in self.attacks:
-            self._attack(attack, view, truth, known, self._labels(attack, number, node, size))
+            self._attack(attack, view, truth, known, self._labels(attack, number, node, size, clients))
         self.targets += 1
+        self.write()
+
+    def promise(self, guarantee: Guarantee, number: int) -> None:
+        """Add the epsilon that holds after a round to the rows and the page."""
+        extra = self.labels["extra"] | {"round": number, "client": None}
+        self.rows.append(
+            Row(**(self.labels | {"extra": extra}), metric="epsilon", value=guarantee.epsilon, note=str(guarantee))
+        )
         self.write()
 
     def write(self) -> None:
@@ -289,9 +307,14 @@ class Auditor:
         ]
         self.figures += gallery.draw_figures(flat_labels(labels), [self.targets], outcome, self.images)
 
-    def _labels(self, attack: Choice | None, number: int, node: int, size: int) -> dict[str, Any]:
+    def _labels(
+        self, attack: Choice | None, number: int, node: int | None, size: int, clients: int | None
+    ) -> dict[str, Any]:
         extra = self.labels["extra"] | {"round": number, "client": node, "batch_size": size, "stage": f"round {number}"}
+        if clients is not None:
+            extra |= {"view": "sum", "update": f"the sum of {clients} clients, {extra['update']}"}
         if attack is not None:
-            knows = f"{size} examples an update, how pixels become inputs, the steps and the learning rate"
+            what = "an update" if clients is None else "in the sum"
+            knows = f"{size} examples {what}, how pixels become inputs, the steps and the learning rate"
             extra |= {"threat": attack.method.info["threat"], "knows": knows}
         return attack_labels(self.labels, extra, attack)
