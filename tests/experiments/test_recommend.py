@@ -12,11 +12,13 @@ from secateur.cli import main
 from secateur.config import Recommend, read
 from secateur.data.load import load
 from secateur.errors import WrongInput
+from secateur.experiments import pipeline
 from secateur.experiments.prune import load_pruned
 from secateur.experiments.recipe_evaluation import SHADOWED, RecipeBench, split_parts
 from secateur.experiments.recommend import plan
 from secateur.runs.folder import load_figures, load_finished
 from secateur.runs.rows import select_comparable
+from secateur.training.aided_trainer import fit_by_losses
 
 pytest.importorskip("optuna")
 FIELDS = {
@@ -33,6 +35,7 @@ FIELDS = {
     "finalists": 2,
     "max_bytes": 0.5,
     "max_accuracy_drop": 0.9,
+    "compare": [{"pruner": "l1-unstructured", "sparsity": 0.5}],
 }
 
 
@@ -131,6 +134,29 @@ def test_a_budget_that_is_over_leaves_one_generation_and_one_finalist(copied):
     assert sorted(row.extra["rung"] for row in searched) == [0, 0, 1, 2]
     assert select_comparable(again.rows) == select_comparable(first.rows)
     assert read(Recommend, copied / "config.yaml", {}).budget == 0.001  # a run file that repeats the run
+
+
+def test_a_known_recipe_stands_beside_the_recommended_one_on_the_same_rows(run):
+    _, result = run
+    compared = {row.extra["recipe"]: row for row in result.rows if row.metric == "compared_auc"}
+    assert sorted(compared) == [-1, next(item.number for item in result.front if item.title == result.recipe)]
+    assert (compared[-1].pruner, compared[-1].sparsity, compared[-1].extra["epochs"]) == ("l1-unstructured", 0.5, 1)
+    assert result.sentences[-1].startswith("Yours, l1-unstructured 0.5 with basic, at most 1 epochs at 0.001: accuracy")
+
+
+def test_recipes_of_one_generation_are_fine_tuned_together(tmp_path, monkeypatch):
+    fits = []
+
+    def watch(net, tasks, recipe, *, losses, **options):
+        fits.append(len(tasks))
+        return fit_by_losses(net, tasks, recipe, losses=losses, **options)
+
+    monkeypatch.setattr(pipeline, "fit_by_losses", watch)
+    fields = FIELDS | {"execution": "stacked", "examples": 200, "candidates": 4, "finalists": 1, "attack": "conf"}
+    result = secateur.recommend(tmp_path / "run", **fields | {"compare": [], "epochs": [1], "shadows": 1})
+    assert fits and max(fits) > 2
+    stages = {row.extra["work"]: row.extra["stages"] for row in result.rows if row.metric == "seconds_spent"}
+    assert stages["prune"] == 4 + 1 + 1  # the recipes, whose rungs are equal here, and two shadow models
 
 
 def test_the_page_shows_the_answer_the_front_and_the_settings(run):

@@ -37,6 +37,16 @@ def read_duration(value: Any) -> Any:
 Duration = Annotated[base.Positive, BeforeValidator(read_duration), Allowed(DURATION)]
 
 
+class KnownRecipe(base.Fields):
+    """A recipe of the user's, which stands beside the recommended one."""
+
+    pruner: base.OneCompressor = field(..., "Compressor.")
+    sparsity: base.Share = field(..., "Share to remove, in [0, 1).")
+    defense: base.OneDefense = field("basic", "Defense.")
+    epochs: base.Count | None = field(None, "Largest number of fine-tuning epochs. By default that of finetune.")
+    learning_rate: base.Positive | None = field(None, "Learning rate of fine-tuning. By default that of finetune.")
+
+
 class Recommend(ModelRun):
     """`secateur recommend`: a search for the recipe that leaks least within limits."""
 
@@ -75,6 +85,7 @@ class Recommend(ModelRun):
     budget: Duration | None = flag(None, "Time of one start, such as 2h; the search ends in time for the last audit.")
     candidates: base.Count | None = flag(None, f"Largest number of recipes. By default {CANDIDATES}, or by the budget.")
     finalists: base.Count = flag(5, "Largest number of recipes that shadow models attack in the search.")
+    compare: list[KnownRecipe] = field(list, "Recipes of yours, audited beside the recommended one on the same rows.")
     generation: base.Count = field(4, "Recipes that are drawn at once; the better half is fine-tuned to the end.")
 
     @model_validator(mode="before")

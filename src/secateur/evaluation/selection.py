@@ -25,6 +25,7 @@ OBJECTIVES = (DROP, AUC, BYTES)
 GUESSES = {AUC: 0.5, TPR: 0.01}  # of an attacker that guesses
 SHIPPED = (BYTES, LATENCY)  # measures of the file alone, the same for every attacker
 PREFIX = "search_"  # of metrics of the search, which no limit and no verdict reads
+COMPARED = "compared_"  # of metrics of recipes that stand beside the recommended one, on the same rows
 IMPORTANCE, SPENT = "importance", "seconds_spent"  # the other metrics of a search
 LEAST = 0.01  # unit of an excess over a limit of 0
 
@@ -46,7 +47,7 @@ class Assessment:
 
 def is_search(row: Row) -> bool:
     """Return True if a row is of a search for recipes, not of the audit of the recommended one."""
-    return row.metric.startswith(PREFIX) or row.metric in (IMPORTANCE, SPENT)
+    return row.metric.startswith((PREFIX, COMPARED)) or row.metric in (IMPORTANCE, SPENT)
 
 
 def beats(one: Assessment, other: Assessment, objectives: Sequence[str] = OBJECTIVES) -> bool:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -17,11 +18,12 @@ from secateur.catalogue import Choice
 from secateur.config import Audit, choice
 from secateur.data.dataset import Dataset, fingerprint
 from secateur.data.partition import Part, halve
+from secateur.errors import WrongInput
 from secateur.evaluation.selection import AUC, BYTES, DROP, LATENCY, TPR, Assessment
 from secateur.evaluation.validity import Validity
 from secateur.experiments.audit_evaluation import AuditEvaluation
 from secateur.experiments.context import SeedContext, shortage, split_rows
-from secateur.experiments.pipeline import VICTIM, ModelFactory, ModelJob
+from secateur.experiments.pipeline import VICTIM, ModelFactory, ModelJob, make, prune_generation, trains_alone
 from secateur.experiments.recipe_space import CompressionRecipe
 from secateur.experiments.threat_models import Compression, Matchup, list_matchups
 from secateur.metrics.membership import TOO_FEW, Estimate
@@ -131,8 +133,7 @@ class RecipeBench:
         attacks = [choice("attack", name) for name in (*CHEAP, *(STRONG if rung == SHADOWED else ()))]
         shadows = self._roles(0) if rung == SHADOWED else []
         attacks = [attack for attack in attacks if shortage(attack, len(shadows)) is None]
-        epochs = recipe.epochs if rung > FIRST else max(1, recipe.epochs // SHORTER)
-        evaluation, run = self._open(replace(recipe, epochs=epochs), attacks, shadows, self.halves[0])
+        evaluation, run = self._open(shorten(recipe, rung), attacks, shadows, self.halves[0])
         victim = recipe.compression
         evaluation.measure_model(victim.original)
         evaluation.measure_model(victim)
@@ -140,6 +141,23 @@ class RecipeBench:
             evaluation.measure_attack(Matchup(victim, victim, adaptive=True), attack)
         before, after = ([row for row in run.rows if (row.pruner == "none") is plain] for plain in (True, False))
         return Assessment(number, recipe.title, rung, measure(before, after))
+
+    def train_originals(self) -> None:
+        """Train the originals of the victim and of all shadow models in one go, if models step together."""
+        context = SeedContext(
+            HalfRun(self.run, self.halves[0], self.clock), self.config, self.data, self.device, self.seed
+        )
+        if not trains_alone(context):
+            make(HalfFactory(context, self.parts, self.halves[0]).jobs(Compression(), self.parts), Compression())
+
+    def train(self, recipes: Sequence[CompressionRecipe], rung: int) -> None:
+        """Fine-tune the models of these recipes together, if models step together; `assess` then finds them."""
+        pairs = []
+        for recipe in recipes:
+            evaluation, _ = self._open(shorten(recipe, rung), [], [], self.halves[0])
+            pairs += [(job, recipe.compression) for job in evaluation.factory.jobs(recipe.compression, [VICTIM])]
+        with suppress(WrongInput):  # `assess` meets it again, and knows the recipe
+            prune_generation(pairs)
 
     def confirm(self, recipe: CompressionRecipe) -> tuple[AuditEvaluation, HalfRun]:
         """Audit a recipe and its original on the other half, with fresh shadow models and all attacks."""
@@ -176,6 +194,11 @@ class RecipeBench:
         roles = [role for role in self.parts if role != VICTIM]
         half = len(roles) // 2
         return roles[group * half : (group + 1) * half]
+
+
+def shorten(recipe: CompressionRecipe, rung: int) -> CompressionRecipe:
+    """Return a recipe with the epochs of a rung."""
+    return recipe if rung > FIRST else replace(recipe, epochs=max(1, recipe.epochs // SHORTER))
 
 
 def split_parts(config: Audit, data: Dataset, seed: int) -> tuple[dict[str, Part], tuple[Part, Part]]:

@@ -32,11 +32,13 @@ from secateur.evaluation.selection import (
 from secateur.experiments.recipe_evaluation import FIRST, SHADOWED, WHOLE, RecipeBench
 from secateur.experiments.recipe_space import CompressionRecipe, RecipeSampler, build_space
 from secateur.metrics.importance import importance
+from secateur.metrics.membership import Estimate
 from secateur.progress import progress
 from secateur.runs.rows import Row
 from secateur.seeding import derive
 
 log = logging.getLogger(__name__)
+NOTHING = Estimate(0.0, 0.0, 0.0)
 FAILED = -1  # rung of a recipe that could not be made
 TOLERANCE = 0.02  # loss of accuracy that a choice accepts where no limit is set
 
@@ -69,6 +71,7 @@ class RecipeSearch:
         """Search until the recipes, the space or the budget are used up; then attack the front with shadow models."""
         space = build_space(self.config, tabular=len(self.bench.data.input_shape) == 1)
         sampler = RecipeSampler(space, self.limits, self.config.seed)
+        self.bench.train_originals()
         with progress("recipes", self.config.most_candidates, unit="recipes") as advance:
             while (room := self._room()) and (drawn := sampler.draw(min(room, self.config.generation))):
                 self._run_generation(sampler, drawn)
@@ -90,12 +93,10 @@ class RecipeSearch:
         """Measure a generation after a short fine-tuning, then its better half after all of it; tell the sampler."""
         numbers = list(range(len(self.recipes), len(self.recipes) + len(drawn)))
         self.recipes.extend(drawn)
-        for number in numbers:
-            self.results[number] = self._assess(number, FIRST)
+        self._assess_many(numbers, FIRST)
         better = sorted(numbers, key=lambda number: (rank(self.results[number], self.limits, self.shown), number))
-        for number in better[: math.ceil(len(numbers) / 2)]:
-            if self.results[number].rung == FIRST:
-                self.results[number] = self._assess(number, WHOLE)
+        half = better[: math.ceil(len(numbers) / 2)]
+        self._assess_many([number for number in half if self.results[number].rung == FIRST], WHOLE)
         for number in numbers:
             sampler.tell(self.recipes[number], self.results[number])
 
@@ -117,6 +118,12 @@ class RecipeSearch:
                 finalists = len(self.finalists)
                 advance(1)
         return finalists
+
+    def _assess_many(self, numbers: Sequence[int], rung: int) -> None:
+        """Measure recipes of one generation, whose models are fine-tuned together where that is faster."""
+        self.bench.train([self.recipes[number] for number in numbers], rung)
+        for number in numbers:
+            self.results[number] = self._assess(number, rung)
 
     def _assess(self, number: int, rung: int) -> Assessment:
         """Measure a recipe; one that cannot be made, as its loss became NaN, ends no search."""
@@ -177,17 +184,24 @@ class RecipeSearch:
         """Return the measures of every recipe, and the importance of every setting."""
         rows = []
         for number, item in self.results.items():
-            recipe = self.recipes[number]
-            labels = self._labels() | {k: v for k, v in recipe.compression.labels.items() if k != "extra"}
-            extra: dict[str, Any] = {"recipe": number, "rung": item.rung, "epochs": recipe.epochs}
-            extra |= {"learning_rate": recipe.learning_rate}
+            rows += self.measure_rows(self.recipes[number], item.measures, PREFIX, recipe=number, rung=item.rung)
             if item.rung == FAILED:
-                rows.append(Row(**labels, metric=f"{PREFIX}{AUC}", value=None, note=item.note, extra=extra))
-            for name, (value, low, high, attack) in item.measures.items():
-                under = {} if attack is None else {"under": attack}
-                row = Row(**labels, metric=PREFIX + name, value=value, low=low, high=high, extra=extra | under)
-                rows.append(replace(row, timing=name == LATENCY))
+                (row,) = self.measure_rows(self.recipes[number], {AUC: NOTHING}, PREFIX, recipe=number, rung=FAILED)
+                rows.append(replace(row, value=None, low=None, high=None, note=item.note))
         return rows + self._importance_rows()
+
+    def measure_rows(
+        self, used: CompressionRecipe, measures: Mapping[str, Estimate], prefix: str, **extra: Any
+    ) -> list[Row]:
+        """Return the measures of a recipe as rows, under names with a prefix."""
+        labels = self._labels() | {k: v for k, v in used.compression.labels.items() if k != "extra"}
+        extra |= {"epochs": used.epochs, "learning_rate": used.learning_rate}
+        rows = []
+        for name, (value, low, high, attack) in measures.items():
+            under = {} if attack is None else {"under": attack}
+            row = Row(**labels, metric=prefix + name, value=value, low=low, high=high, extra=extra | under)
+            rows.append(replace(row, timing=name == LATENCY))
+        return rows
 
     def _importance_rows(self) -> list[Row]:
         """Return the share of each objective's variance that goes with each setting, over all recipes."""

@@ -24,6 +24,7 @@ from secateur.evaluation import limits as holding
 from secateur.evaluation.limits import Check, Outcome
 from secateur.evaluation.membership import write_records
 from secateur.evaluation.selection import (
+    COMPARED,
     DROP,
     NAMES,
     SPENT,
@@ -36,12 +37,19 @@ from secateur.evaluation.selection import (
 from secateur.evaluation.setup import join_population, prepare, with_scaling
 from secateur.evaluation.validity import Validity
 from secateur.experiments.audit_evaluation import AuditEvaluation
-from secateur.experiments.context import check_function, check_installed, check_models, fit_attacks, fit_pruners
+from secateur.experiments.context import (
+    check_function,
+    check_installed,
+    check_models,
+    check_pruners,
+    fit_attacks,
+    fit_pruners,
+)
 from secateur.experiments.pipeline import VICTIM, mask_of, module_of
 from secateur.experiments.prune import save, save_program, scale_inputs
 from secateur.experiments.recipe_evaluation import FIRST, SHADOWED, WHOLE, RecipeBench, measure, split_parts
 from secateur.experiments.recipe_search import TOLERANCE, RecipeSearch
-from secateur.experiments.recipe_space import CompressionRecipe, build_space
+from secateur.experiments.recipe_space import CompressionRecipe, build_space, list_known
 from secateur.gpu.determinism import deterministic
 from secateur.interfaces import Converter
 from secateur.metrics.membership import Estimate
@@ -63,6 +71,7 @@ class Recommendation:
     chosen: Assessment  # on the rows of the search
     confirmed: Mapping[str, Estimate]  # on the other rows, under fresh shadow models and all attacks
     front: Sequence[Assessment]
+    compared: Sequence[tuple[CompressionRecipe, Mapping[str, Estimate]]]  # the user's, on those rows too
     checks: Sequence[Check]
     sentences: Sequence[str]
     command: str
@@ -91,8 +100,9 @@ def run_recommend(config: Recommend, out: Path, export: Path | None = None) -> R
         run.add(collected.rows)
         run.show(collected.figures)
         run.write_parts("records.csv", write_records(evaluation.records))
-        run.add(time_rows(bench))
         recommendation = answer(search, evaluation, collected.rows, out)
+        run.add(compare_rows(search, recommendation))
+        run.add(time_rows(bench))
         shown = {"recipe": recommendation.chosen.number, "front": [item.number for item in search.front]}
         shown |= {"sentences": recommendation.sentences, "command": recommendation.command}
         shown["held"] = recommendation.sentences[0].startswith(SHIP)
@@ -106,7 +116,7 @@ def prepare_search(config: Recommend) -> tuple[Recommend, Dataset, torch.device,
     """Return the configuration with the methods that can run, and the data; refuse before any work what cannot."""
     require("optuna", "search")
     named = config.model_fields_set
-    check_installed(config.defense, config.execution)
+    check_installed([*config.defense, *(known.defense for known in config.compare)], config.execution)
     check_function(config, config.pruner, config.defense)
     for attack in config.attack:
         check_models(attack, config.shadows)
@@ -118,7 +128,9 @@ def prepare_search(config: Recommend) -> tuple[Recommend, Dataset, torch.device,
     config = with_scaling(config, data)
     audit = fit_attacks(fit_pruners(config.to_audit(), data, "pruner" in named), data, "attack" in named)
     config = config.model_copy(update={"pruner": audit.pruner, "attack": audit.attack})
-    build_space(config, tabular=len(data.input_shape) == 1)  # refuses an empty one
+    tabular = len(data.input_shape) == 1
+    build_space(config, tabular)  # refuses an empty one
+    check_pruners([recipe.compression.pruner for recipe in list_known(config, tabular)], audit, data)
     return config, data, device, scaling
 
 
@@ -147,12 +159,16 @@ def answer(search: RecipeSearch, evaluation: AuditEvaluation, rows: Sequence[Row
     """Return the recommendation: the checks of its limits on the rows that chose nothing, and its sentences."""
     number, recipe = search.chosen
     chosen, config = search.results[number], search.config
-    before, after = ([row for row in rows if (row.pruner == "none") is plain] for plain in (True, False))
+    before, after = divide(rows)
     confirmed = measure(before, after)
     checks = holding.check(rows, holding.policy_of(config.limits))
     checks += check_file(holding.subject_of(after[0]), confirmed, search.limits)
     broken = holding.outcome(checks) is Outcome.ABOVE
+    compared = compare(search)
     sentences = write_sentences(search, chosen, confirmed, broken)
+    sentences += [
+        f"Yours, {recipe.title}: {_list_measures(measures)}, on the same rows." for recipe, measures in compared
+    ]
     model = f"model{'.pt2' if is_quantised(recipe) else '.safetensors'}"
     prune = configure_prune(evaluation.config, recipe, after)
     trust = ["--trust"] if list_code(prune) else []
@@ -165,6 +181,7 @@ def answer(search: RecipeSearch, evaluation: AuditEvaluation, rows: Sequence[Row
         chosen,
         confirmed,
         search.front,
+        compared,
         checks,
         sentences,
         command,
@@ -248,6 +265,32 @@ def write_files(
         return
     (model,) = evaluation.factory.models(recipe.compression, [VICTIM]).values()
     save(export / "model.safetensors", net, mask_of(model), config, data)
+
+
+def compare(search: RecipeSearch) -> list[tuple[CompressionRecipe, dict[str, Estimate]]]:
+    """Return the user's recipes with their measures on the rows that chose nothing.
+
+    Each is attacked by fresh shadow models of its own recipe.
+    """
+    known = list_known(search.config, tabular=len(search.bench.data.input_shape) == 1)
+    return [(recipe, measure(*divide(search.bench.confirm(recipe)[1].rows))) for recipe in known]
+
+
+def compare_rows(search: RecipeSearch, recommendation: Recommendation) -> list[Row]:
+    """Return the measures of the recommended recipe and of the user's; nothing if there is none of the user's."""
+    if not recommendation.compared:
+        return []
+    rows = search.measure_rows(
+        recommendation.recipe, recommendation.confirmed, COMPARED, recipe=recommendation.chosen.number, rung=SHADOWED
+    )
+    for place, (recipe, measures) in enumerate(recommendation.compared, start=1):
+        rows += search.measure_rows(recipe, measures, COMPARED, recipe=-place, rung=SHADOWED)
+    return rows
+
+
+def divide(rows: Sequence[Row]) -> tuple[list[Row], list[Row]]:
+    """Return the rows of the original, and those of the compressed model."""
+    return [row for row in rows if row.pruner == "none"], [row for row in rows if row.pruner != "none"]
 
 
 def time_rows(bench: RecipeBench) -> list[Row]:

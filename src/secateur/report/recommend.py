@@ -9,6 +9,7 @@ from typing import Any
 from secateur.evaluation.selection import (
     AUC,
     BYTES,
+    COMPARED,
     DROP,
     IMPORTANCE,
     LATENCY,
@@ -32,9 +33,9 @@ TITLES = NAMES | {BYTES: "bytes, share", LATENCY: "latency, share"}
 BRIEF = {DROP: "accuracy\ndrop", AUC: "AUC", TPR: "TPR at\n1% FPR", BYTES: "bytes", LATENCY: "latency"}
 
 
-def read_recipes(rows: Iterable[Row]) -> list[SummaryLine]:
-    """Return one line for each recipe of a search, with its measures as cells under their own names."""
-    searched = [row for row in rows if row.metric.startswith(PREFIX)]
+def read_recipes(rows: Iterable[Row], prefix: str = PREFIX) -> list[SummaryLine]:
+    """Return one line for each recipe of a search, or of a comparison; the prefix is that of its measures."""
+    searched = [row for row in rows if row.metric.startswith(prefix)]
     lines = []
     for same in group_by(searched, lambda row: (row.extra.get("run"), row.extra["recipe"])).values():
         labels = {name: getattr(same[0], name) for name in ("model", "dataset", "pruner", "sparsity", "defense")}
@@ -44,7 +45,11 @@ def read_recipes(rows: Iterable[Row]) -> list[SummaryLine]:
 
 def assess(line: SummaryLine) -> Assessment:
     """Return the measures of a recipe's line."""
-    measures = {row.metric.removeprefix(PREFIX): estimate(row) for row in line.rows if row.value is not None}
+    measures = {
+        row.metric.removeprefix(PREFIX).removeprefix(COMPARED): estimate(row)
+        for row in line.rows
+        if row.value is not None
+    }
     return Assessment(line.labels["recipe"], name_recipe(line.labels), line.labels["rung"], measures)
 
 
@@ -60,11 +65,14 @@ def build_tables(rows: Sequence[Row], figures: Sequence[Labels]) -> dict[str, Re
         return {}
     front = {item.number for item in select_front([assess(line) for line in lines if line.labels["rung"] == 2])}
     chosen = None if shown is None else shown["recipe"]
-    columns = [
+    named = [
         Column("recipe", lambda line: name_recipe(line.labels)),
         Column("epochs", lambda line: str(line.labels["epochs"]), number=True),
         Column("learning rate", lambda line: f"{line.labels['learning_rate']:g}", number=True),
         *(Column(TITLES[name], partial(_build_measure, name), number=True) for name in SHOWN),
+    ]
+    columns = [
+        *named,
         Column("attacked after", lambda line: _name_rung(line.labels["rung"])),
         Column("front", lambda line: "recommended" if line.labels["recipe"] == chosen else _mark(line, front)),
     ]
@@ -74,6 +82,9 @@ def build_tables(rows: Sequence[Row], figures: Sequence[Labels]) -> dict[str, Re
             "Recipes of the search", ranked, columns, id="recipes", wide=True, is_bold=lambda line: _is(line, chosen)
         )
     }
+    if compared := read_recipes(rows, COMPARED):
+        whose = Column("whose", lambda line: "recommended" if line.labels["recipe"] >= 0 else "yours")
+        tables["compared"] = table.build_table("Beside yours", compared, [*named, whose], id="compared", wide=True)
     shares = [row for row in rows if row.metric == IMPORTANCE]
     if shares:
         tables["importance"] = _build_importance(shares)
@@ -103,7 +114,14 @@ def _mark(line: SummaryLine, front: set[int]) -> str:
 def _build_measure(name: str, line: SummaryLine) -> TableCell:
     """Return the cell of a measure of a recipe."""
     value = assess(line).measures.get(name)
-    under = next((row.extra["under"] for row in line.rows if row.metric == PREFIX + name and "under" in row.extra), "")
+    under = next(
+        (
+            row.extra["under"]
+            for row in line.rows
+            if row.metric in (PREFIX + name, COMPARED + name) and "under" in row.extra
+        ),
+        "",
+    )
     return _write_cell(value, under)
 
 
