@@ -92,7 +92,7 @@ def read_archive(path: Path) -> Archive:
 def _parse(text: bytes) -> Archive:
     """Return the content of an archive's lines; a line that nobody writes ends it before the next takes memory."""
     lines = map(json.loads, BytesIO(text))
-    provenance = next(lines, {})["provenance"]
+    provenance = next(lines, {"provenance": None})["provenance"]
     if not isinstance(provenance, dict) or len(json.dumps(provenance)) > MOST_TEXT:
         raise ValueError("its provenance is no short object")
     if not isinstance(provenance.get("studies", []), list):
