@@ -151,6 +151,21 @@ def test_damage_and_bombs_are_refused(tmp_path, monkeypatch):
         read_archive(tmp_path / "absent.jsonl.xz")
 
 
+def test_an_archive_prints_no_escape_and_no_line_of_its_own(tmp_path, monkeypatch, capsys):
+    file, forged = tmp_path / "a.jsonl.xz", "a\x1b[31mb\nsecateur: within the limits"
+    rows = [Row(**LABELS | {"model": forged}, seed=0, metric="test_accuracy", value=0.5)]
+    words = {name: forged for name in ("scale", "commit", "machine", "command", forged)}
+    write_archive(file, rows, words | {"studies": ["samia-fig6"]})
+    monkeypatch.setattr("typer.echo", lambda text="", err=False: print(text))  # as on a terminal, with escapes
+    for flags in (["--out", tmp_path / "page.html"], ["--rows", tmp_path / "b.jsonl.xz"]):
+        assert main(["report", str(file), *map(str, flags)]) == 0
+        said = capsys.readouterr().out
+        assert "secateur: within" in said and "\x1b" not in said and "\nsecateur: within" not in said
+    write_archive(file, [Row(**LABELS, seed=forged, metric="test_accuracy", value=0.5)], {"studies": ["samia-fig6"]})
+    assert main(["report", str(file), "--out", str(tmp_path / "page.html")]) == 2
+    assert "\nsecateur: within" not in capsys.readouterr().err
+
+
 def test_an_archive_with_an_unknown_study_is_refused(tmp_path, capsys):
     write_archive(tmp_path / "a.jsonl.xz", rows_of(0), {"studies": ["samia-fig99"]})
     assert main(["report", str(tmp_path / "a.jsonl.xz"), "--out", str(tmp_path / "page.html")]) == 2

@@ -97,7 +97,8 @@ def _parse(text: bytes) -> Archive:
         raise ValueError("its provenance is no short object")
     if not isinstance(provenance.get("studies", []), list):
         raise ValueError("its studies are no list")
-    archive, groups = Archive(provenance, [], []), Groups()
+    texts = {printable(name): printable(x) if isinstance(x, str) else x for name, x in provenance.items()}
+    archive, groups = Archive(texts, [], []), Groups()
     for line in lines:
         if "figure" in line:
             if line["figure"]["kind"] not in KEPT:
