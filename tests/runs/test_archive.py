@@ -2,6 +2,8 @@
 
 import json
 import lzma
+import os
+import zlib
 
 import pytest
 
@@ -170,6 +172,21 @@ def test_an_archive_with_an_unknown_study_is_refused(tmp_path, capsys):
     write_archive(tmp_path / "a.jsonl.xz", rows_of(0), {"studies": ["samia-fig99"]})
     assert main(["report", str(tmp_path / "a.jsonl.xz"), "--out", str(tmp_path / "page.html")]) == 2
     assert "samia-fig99" in capsys.readouterr().err
+
+
+def test_a_dictionary_of_four_gigabytes_and_a_pipe_are_refused(tmp_path):
+    file, content = tmp_path / "a.jsonl.xz", bytearray(lzma.compress(json.dumps(FIRST).encode() + b"\n"))
+    size = 4 * (content[12] + 1)  # of the header of the block, after the 12 bytes of the stream's
+    assert content[14:16] == b"\x21\x01"  # LZMA2, with one byte that codes the size of its dictionary
+    content[16] = 40
+    content[12 + size - 4 : 12 + size] = zlib.crc32(content[12 : 12 + size - 4]).to_bytes(4, "little")
+    file.write_bytes(content)
+    with pytest.raises(WrongInput, match="Memory usage limit"):
+        read_archive(file)
+    file.unlink()
+    os.mkfifo(file)
+    with pytest.raises(WrongInput, match="is no file"):
+        read_archive(file)
 
 
 def test_a_small_file_never_becomes_many_lines(tmp_path, monkeypatch):
