@@ -464,7 +464,7 @@ def _print_tables(file: Path) -> None:
     from secateur.studies.study import tabulate_archive
 
     for table in tabulate_archive(read_archive(file)):
-        typer.echo(table.markdown())
+        say(*table.markdown().split("\n"))
 
 
 def main(arguments: list[str] | None = None) -> int:

@@ -92,12 +92,13 @@ def read_archive(path: Path) -> Archive:
 def _parse(text: bytes) -> Archive:
     """Return the content of an archive's lines; a line that nobody writes ends it before the next takes memory."""
     lines = map(json.loads, BytesIO(text))
-    provenance = next(lines, {})["provenance"]
+    provenance = next(lines, {"provenance": None})["provenance"]
     if not isinstance(provenance, dict) or len(json.dumps(provenance)) > MOST_TEXT:
         raise ValueError("its provenance is no short object")
     if not isinstance(provenance.get("studies", []), list):
         raise ValueError("its studies are no list")
-    archive, groups = Archive(provenance, [], []), Groups()
+    texts = {printable(name): printable(x) if isinstance(x, str) else x for name, x in provenance.items()}
+    archive, groups = Archive(texts, [], []), Groups()
     for line in lines:
         if "figure" in line:
             if line["figure"]["kind"] not in KEPT:
