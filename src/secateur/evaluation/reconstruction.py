@@ -22,6 +22,7 @@ from secateur.runs.rows import Row, join_notes
 
 PARTS = 8  # most parts of the targets' notes in a summary
 NOT_RUN = "not run: "  # start of the note of an attack that could not be mounted
+COSINE = "update_cosine"  # metric of a sent update: its cosine with the one without a defense
 GREY = 0.5  # pixel value of a picture that the attack did not return
 CLEARER = 4  # a recognisable picture has so many times less squared error than grey (6 dB)
 NEARER = 2  # by LPIPS it is so many times nearer to its own truth than to any of the most similar truths

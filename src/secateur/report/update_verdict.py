@@ -14,7 +14,7 @@ from typing import Any
 from secateur.attacks.inversion.adaptive import PLAIN
 from secateur.evaluation.attack_strength import Strength, list_missing, measure_strength
 from secateur.evaluation.limits import LEVEL
-from secateur.evaluation.reconstruction import NOT_RUN
+from secateur.evaluation.reconstruction import COSINE, NOT_RUN
 from secateur.metrics.estimates import average_on_same, holm, p_above
 from secateur.metrics.membership import share_of
 from secateur.report import federation, inversion, summary
@@ -113,7 +113,8 @@ def judge_updates(rows: Sequence[Row]) -> list[UpdateVerdict]:
         subject = "no defense" if defense == "none" else defense
         promised = _describe_guarantee(guarantees.get(str(same[0].labels.get("defense")), []))
         badge, sentences = _judge(same, str(same[0].labels.get("defense")))
-        verdicts.append(UpdateVerdict(f"{setting}: {subject}" if several else subject, badge, sentences + promised))
+        sentences = [*_describe_changes(rows, str(same[0].labels.get("defense"))), *sentences, *promised]
+        verdicts.append(UpdateVerdict(f"{setting}: {subject}" if several else subject, badge, sentences))
     return verdicts
 
 
@@ -178,7 +179,9 @@ def _judge(lines: Sequence[SummaryLine], defense: str) -> tuple[Badge, list[str]
     scored = [attacker for attacker in attackers if attacker.scored and attacker.failed < 1]
     if not scored:
         unseen = "There is no truth to compare with: look at the pictures."
-        return Badge("Look at the pictures", "doubtful"), [unseen, *failures]
+        missing = list_missing([attacker.strength for attacker in attackers], defense)
+        limits = [f"Missing: {'; '.join(missing)}."] if missing else []
+        return Badge("Look at the pictures", "doubtful"), [unseen, *limits, *failures]
     sentences = [*_describe_pictures(scored), *_describe_labels(scored), *absent]
     seen = [attacker for attacker in scored if attacker.shows]
     if seen:
@@ -198,6 +201,14 @@ def _judge(lines: Sequence[SummaryLine], defense: str) -> tuple[Badge, list[str]
             *_describe_stage(lines),
         ]
     return Badge("No picture was recognised, by these attackers", "good"), sentences + _describe_stage(lines)
+
+
+def _describe_changes(rows: Sequence[Row], defense: str) -> list[str]:
+    """Return a sentence for each reason why a defense was not applied, or changed nothing, in some updates."""
+    compared = [row for row in rows if row.metric == COSINE and row.defense == defense]
+    reasons = group_by((row for row in compared if row.note), lambda row: str(row.note))
+    many = f"of {len(compared)} update{'s' if len(compared) != 1 else ''}"
+    return [f"In {len(same)} {many} {reason}." for reason, same in reasons.items()]
 
 
 def _describe_pictures(attackers: Sequence[Attacker]) -> list[str]:

@@ -24,6 +24,7 @@ from secateur.evaluation.calibration import WEIGHTS
 from secateur.federated.flower import AuditedStrategy, Auditor, DecodingStrategy, download_mod, upload_mod
 from secateur.federated.flower.link import arrays_of, pack, single_record, size_of, tensors_of, unpack
 from secateur.interfaces import Batch, Knowledge
+from secateur.report.update_verdict import judge_updates
 from secateur.runs.folder import load_rows
 from secateur.wire import decode, encode
 
@@ -321,6 +322,16 @@ def test_an_auditor_attacks_updates_as_they_arrive_and_writes_a_page(tmp_path):
     assert psnr > 20, psnr
     page = (tmp_path / "audit" / "report.html").read_text()
     assert "round 2" in page and "dgp was attacked plainly only" in page  # finding 2: it stood nowhere on this page
+    assert "In 1 of 1 update the update is visibly not one of dgp" in page  # k1 = k2 = 0 leaves all entries
+    idle = Auditor(known, "ig:tv=0.0001", tmp_path / "idle", iterations=1, defense="dgp:k1=0:k2=0")
+    strategy = AuditedStrategy(FedAvg(), idle)  # without truth: the client's own statement says it
+    list(strategy.configure_train(1, arrays_of(given), ConfigRecord(), NoGrid()))
+    strategy.aggregate_train(1, [turned(upload_mod(DualGradientPruning(0, 0)), given, context(), 1, step)])
+    (verdict,) = judge_updates(load_rows(tmp_path / "idle"))
+    assert "In 1 of 1 update dgp:k1=0:k2=0 changed nothing" in verdict.text
+    assert "Missing: it was attacked plainly only" in verdict.text and verdict.text.split(". ")[1] in (
+        tmp_path / "idle" / "report.html"
+    ).read_text().replace("&#39;", "'")
     many = Auditor(known, ["ig", "ig-ats"], tmp_path, defense="mine")
     assert [str(attack) for attack in many.attacks] == [*(f"ig:tv={weight}" for weight in WEIGHTS), "ig-ats"]
 

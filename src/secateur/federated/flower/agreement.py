@@ -13,17 +13,19 @@ from flwr.common.logger import log
 from flwr.serverapp.strategy import Strategy
 
 from secateur.defenses.uploads import SendAll
-from secateur.errors import WrongInput, unknown
+from secateur.errors import WrongInput, printable, unknown
 from secateur.federated.faults import Refused
 from secateur.federated.flower.mod import BUFFERS, read_upload, split_update
 from secateur.federated.flower.statement import Statement, digest_of, find_contradiction, load_public, read_statement
 from secateur.federated.flower.strategies import AroundStrategy
 from secateur.interfaces import Upload
 
+LONGEST = 300  # characters of a client's reason
+
 
 @dataclass(frozen=True)
 class Breach:
-    """An update that was not defended as agreed, or not provably so."""
+    """A reply without an update that was defended as agreed."""
 
     round: int
     node: int
@@ -34,8 +36,8 @@ class AgreedStrategy(AroundStrategy):
     """A strategy that holds updates against an agreement on the defense, by the signed statements of `upload_mod`.
 
     A breach is a statement that is missing, forged, replayed or of another defense, or an update that contradicts it.
-    Put this strategy outermost. `breaches` and `statements` list what came in; the metrics of a round have their
-    numbers, and the number of updates whose defense changed nothing.
+    Put this strategy outermost. `statements` and `breaches` list what came in, and `refusals` the reasons of clients
+    that sent nothing. The metrics of a round have the number of breaches, and of updates whose defense changed nothing.
 
     Args:
         inner: the strategy that averages.
@@ -60,6 +62,7 @@ class AgreedStrategy(AroundStrategy):
         self.agreed, self.on_breach = read_upload(agreed), on_breach
         self.keys = None if keys is None else set(map(load_public, keys))
         self.breaches: list[Breach] = []
+        self.refusals: list[Breach] = []
         self.statements: list[Statement] = []
         self._pinned: dict[int, bytes] = {}  # by node: the key of its first statement
         self._digests: set[tuple[int, str]] = set()  # node and digest of all updates
@@ -70,12 +73,15 @@ class AgreedStrategy(AroundStrategy):
         """Check every statement and its update, then delegate to the inner strategy."""
         kept, before, idle = [], len(self.breaches), 0
         for reply in replies:
+            node = reply.metadata.src_node_id
+            if reply.has_error():
+                self.refusals.append(Breach(server_round, node, printable(reply.error.reason)[:LONGEST]))
+                kept.append(reply)
+                continue
             try:
-                if not reply.has_error():
-                    idle += self._check(server_round, reply).idle
+                idle += self._check(server_round, reply).idle
                 kept.append(reply)
             except (WrongInput, Refused) as error:
-                node = reply.metadata.src_node_id
                 self.breaches.append(Breach(server_round, node, str(error)))
                 log(WARNING, "%s: the update of node %s breaks the agreement (%s)", self.on_breach, node, error)
                 kept += [reply] if self.on_breach == "flag" else []

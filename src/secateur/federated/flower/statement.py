@@ -106,7 +106,7 @@ def sign_reply(reply: Message, fields: dict[str, Any], key: ec.EllipticCurvePriv
     """Add the signed statement about a reply to it."""
     text = json.dumps(asdict(Statement(**fields, digest=digest_of(reply.content)))).encode()
     signature = key.sign(text, ec.ECDSA(hashes.SHA256()))
-    record = {"statement": text, "key": _public_bytes(key.public_key()), "signature": signature}
+    record: dict[str, Any] = {"statement": text, "key": _public_bytes(key.public_key()), "signature": signature}
     reply.content[RECORD] = ConfigRecord(record)
 
 

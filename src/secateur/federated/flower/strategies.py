@@ -18,16 +18,26 @@ from flwr.common.logger import log
 from flwr.serverapp import Grid
 from flwr.serverapp.strategy import Strategy
 
+from secateur.attacks.inversion.updates import weights_update
 from secateur.catalogue import Choice, methods, name_of
 from secateur.config import inversion
 from secateur.config.methods import defense as read_defense
 from secateur.defenses.dp_common import Guarantee
+from secateur.defenses.error_feedback import upload_of
 from secateur.errors import WrongInput, check_whole
 from secateur.evaluation import gallery
 from secateur.evaluation.calibration import is_open, list_weights
 from secateur.evaluation.client import caution
 from secateur.evaluation.membership import flat_labels
-from secateur.evaluation.reconstruction import Scoring, attack_labels, judge, summary_rows, target_rows
+from secateur.evaluation.reconstruction import (
+    COSINE,
+    Scoring,
+    attack_labels,
+    judge,
+    summary_rows,
+    target_rows,
+    with_extras,
+)
 from secateur.federated.faults import Refused, check_update, read_update
 from secateur.federated.flower.link import (
     WIRE,
@@ -40,6 +50,7 @@ from secateur.federated.flower.link import (
     unpack,
 )
 from secateur.federated.flower.mod import BUFFERS, apply_update
+from secateur.federated.flower.statement import IDLE, cosine, find_contradiction, read_statement
 from secateur.interfaces import Batch, InversionAttack, Knowledge, Mask, Params, ServerView, Weights
 from secateur.metrics.lpips import load_weights
 from secateur.progress import progress
@@ -210,8 +221,16 @@ class AuditedStrategy(AroundStrategy):
                     log(WARNING, "not attacking the update of node %s (%s)", node, error)
                     continue
                 truth = None if self.truth is None else self.truth(server_round, reply)
-                self.auditor(server_round, node, self.asked[node].sent, weights, truth)
+                self.auditor(server_round, node, self.asked[node].sent, weights, truth, stated=_stated_cosine(reply))
         return self.inner.aggregate_train(server_round, arrived)
+
+
+def _stated_cosine(reply: Message) -> float | None:
+    """Return the cosine that a client states, if there is a statement and its signature holds."""
+    try:
+        return read_statement(reply.content)[0].cosine
+    except WrongInput:
+        return None
 
 
 class Auditor:
@@ -219,7 +238,9 @@ class Auditor:
 
     `knowledge` must have the local steps and the learning rate of the clients. Where the examples of an update are
     known, reconstructions are scored against them; else the page shows the reconstructions unscored. An attack such as
-    ig runs with several weights of total variation, each under its own name, unless its `tv` is set.
+    ig runs with several weights of total variation, each under its own name, unless its `tv` is set. The page says if
+    the defense changed nothing: by the known examples, or by the client's statement. It says if an update is visibly
+    not the defense's.
     """
 
     def __init__(
@@ -248,6 +269,7 @@ class Auditor:
         self.scoring = Scoring(load_weights())
         known = all(name_of(part) in methods("defense") for part in defense.split("+"))  # or a name of the user's own
         self.caution = caution(read_defense(defense), self.attacks) if known else None
+        self.upload = upload_of(read_defense(defense)) if known else None
 
     def __call__(
         self,
@@ -257,8 +279,12 @@ class Auditor:
         weights: Params,
         truth: Batch | None = None,
         clients: int | None = None,
+        stated: float | None = None,
     ) -> None:
-        """Attack one update of a round, or where `clients` is set the average of so many, as one batch of theirs."""
+        """Attack one update of a round, or where `clients` is set the average of so many, as one batch of theirs.
+
+        `stated` is the cosine of the update before and after its defense, as its client states it.
+        """
         names = [name for name, _ in self.knowledge.net.named_parameters()]
         if missing := [name for name in names if name not in weights]:
             raise WrongInput("knowledge", f"its net has {missing[0]}, and the update does not; use the app's net")
@@ -270,6 +296,8 @@ class Auditor:
         if truth is not None:
             pixels, classes = known.pixels(truth.inputs), truth.labels.tolist()
             self.figures += gallery.truths(flat_labels(labels), self.targets, pixels, classes, self.images)
+        if self.labels["defense"] != "none" and clients is None:
+            self.rows.append(self._compare(view, truth, known, stated, with_extras(labels, target=self.targets)))
         for attack in self.attacks:
             self._attack(attack, view, truth, known, self._labels(attack, number, node, size, clients))
         self.targets += 1
@@ -289,6 +317,25 @@ class Auditor:
         with page_afterwards(self.out), open_run(self.out, "invert", config, seeds=[self.labels["seed"]]) as run:
             run.add(self.rows)
             run.show(self.figures)
+
+    def _compare(
+        self, view: ServerView, truth: Batch | None, known: Knowledge, stated: float | None, labels: dict[str, Any]
+    ) -> Row:
+        """Return the cosine of a sent update with the plain one, and a note if the defense was not applied."""
+        sent, defense = view.sent, labels["defense"]
+        update = {name: sent[name] - value for name, value in view.update.values.items()}
+        similarity, problem = stated, None if self.upload is None else find_contradiction(self.upload, update)
+        if truth is not None:
+            steps, rate = known.local_steps, known.learning_rate or 0.0
+            plain = weights_update(known.net, sent, truth, known.batchnorm, steps, rate, known.local_batch, known.loss)
+            similarity = cosine({name: sent[name] - value for name, value in plain.values.items()}, update)
+        if problem is not None:
+            note = f"the update is visibly not one of {defense}: {problem}"
+        elif similarity is not None and similarity >= IDLE:
+            note = f"{defense} changed nothing: the sent update has a cosine of {IDLE} or more with the plain one"
+        else:
+            note = None
+        return Row(**labels, metric=COSINE, value=similarity, note=note)
 
     def _attack(
         self, attack: Choice, view: ServerView, truth: Batch | None, known: Knowledge, labels: dict[str, Any]

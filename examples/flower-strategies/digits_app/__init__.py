@@ -1,0 +1,1 @@
+"""A Flower app with an agreed defense, and models that are whole, pruned or parts."""
