@@ -69,7 +69,7 @@ class RunCommand(Command):
     @cached_property
     def inputs(self) -> list[Any]:
         """The parameters that make the settings."""
-        bases = {"reproduce": _study, "audit-app": _app}
+        bases: dict[str, Callable[..., None]] = {"reproduce": _study, "audit-app": _app}
         return run_parameters(self.schema, bases.get(str(self.name), _run_file))
 
     def get_params(self, ctx: Any) -> list[Any]:

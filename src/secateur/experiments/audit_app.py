@@ -142,7 +142,8 @@ def list_rounds(labels: dict[str, Any], rounds: Mapping[int, AppRound]) -> Itera
         up, down = up + record.up, down + record.down
         at = with_extras(labels, round=number, client=None)
         if record.accuracy is not None:
-            note = "reported by the app's clients, by their examples"
+            who = "clients, by their examples" if record.central is None else "server"
+            note = f"reported by the app's {who}"
             yield Row(**at, metric="test_accuracy", value=record.accuracy, note=note)
         for metric, size in (("bytes_up", up), ("bytes_down", down)):
             yield Row(**at, metric=metric, value=size, note="of all clients since the first round")
@@ -219,8 +220,8 @@ def attack_turns(
                 log.rows += report_refusal([attack], with_extras(labels, round=number), error)
         if mounted:
             orders = AttackSchedule(at=(number,), who="all")
-            options = {"tells_labels": config.labels == "oracle", "images": config.images, "at_once": 1}
-            options |= {"caution": caution(defense, mounted)}
+            options: dict[str, Any] = {"tells_labels": config.labels == "oracle", "images": config.images}
+            options |= {"at_once": 1, "caution": caution(defense, mounted)}
             observer = InversionObserver(mounted, known, labels, log, orders, {}, **options)
             observer(RoundView(number, seen[0].view.sent, {}, seen, lambda net, state: []))
             observer.finish()

@@ -10,8 +10,8 @@ import logging
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Collection, Iterable, Mapping
-from contextlib import redirect_stdout
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from contextlib import contextmanager, redirect_stdout
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -19,6 +19,7 @@ from typing import Any
 import torch
 from flwr.app import ArrayRecord, ConfigRecord, Context, Message, MessageType, RecordDict
 from flwr.serverapp import Grid, ServerApp
+from flwr.serverapp.strategy import Strategy
 
 from secateur.errors import WrongInput, require
 from secateur.federated.faults import read_update
@@ -43,10 +44,13 @@ class AppRound:
     arrived: int = 0  # updates
     errors: list[str] = field(default_factory=list)  # of clients
     accuracies: list[tuple[float, float]] = field(default_factory=list)  # reported by clients, with their examples
+    central: float | None = None  # the accuracy that the server measures, if it does
 
     @property
     def accuracy(self) -> float | None:
-        """The mean of the accuracies that clients report, by their examples."""
+        """The accuracy that the server measures, or the mean of those that clients report, by their examples."""
+        if self.central is not None:
+            return self.central
         weight = sum(examples for _, examples in self.accuracies)
         return sum(value * examples for value, examples in self.accuracies) / weight if weight else None
 
@@ -157,7 +161,8 @@ class ObservedGrid(Grid):
             record.errors.append(str(reply.error.reason))
             return
         if not _trains(asked):
-            record.accuracies += _list_accuracies(reply.content)
+            records: list[Any] = [*reply.content.config_records.values(), *reply.content.metric_records.values()]
+            record.accuracies += _list_accuracies(records)
             return
         record.arrived += 1
         sent = tensors_of(_largest_record(asked.content)[1])
@@ -184,14 +189,29 @@ def _largest_record(content: RecordDict) -> tuple[str, ArrayRecord]:
     return max(content.array_records.items(), key=lambda item: size_of(item[1]))
 
 
-def _list_accuracies(content: RecordDict) -> list[tuple[float, float]]:
-    """Return the accuracy that a client reports, with its number of examples; none if it reports no such name."""
-    values: dict[str, Any] = {}
-    for record in (*content.config_records.values(), *content.metric_records.values()):
-        values |= record
+def _list_accuracies(records: Iterable[Mapping[str, Any]]) -> list[tuple[float, float]]:
+    """Return the reported accuracy, with its number of examples; none if no name says accuracy."""
+    values = {name: value for record in records for name, value in record.items()}
     weights = [float(values[name]) for name in EXAMPLES if name in values]
     named = [value for name, value in values.items() if "acc" in name.lower() and isinstance(value, int | float)]
     return [(float(named[0]), weights[0] if weights else 1.0)] if named else []
+
+
+@contextmanager
+def _results_noted(results: list[Any]) -> Iterator[None]:
+    """Note the results of strategies, which an app's server keeps to itself: they hold its own evaluations."""
+    start = Strategy.start
+
+    def start_and_note(strategy: Strategy, *args: Any, **kwargs: Any) -> Any:
+        result = start(strategy, *args, **kwargs)
+        results.append(result)
+        return result
+
+    Strategy.start = start_and_note  # type: ignore[method-assign,assignment]
+    try:
+        yield
+    finally:
+        Strategy.start = start  # type: ignore[method-assign]
 
 
 def run_app(
@@ -220,8 +240,10 @@ def run_app(
 
     server, client = project.load_server(), ProbedApp(project, upload, seed)
     project.load_client()  # refuses now what would fail in every process of the simulation
-    app, grids, errors = ServerApp(), [], []
-
+    app = ServerApp()
+    grids: list[ObservedGrid] = []
+    errors: list[BaseException] = []
+    results: list[Any] = []  # of strategies
     with tempfile.TemporaryDirectory(prefix="secateur-") as folder:
 
         @app.main()
@@ -230,15 +252,20 @@ def run_app(
             context.run_config = dict(project.config)
             set_seed(draw_seed(derive(seed, "server"), 2**32))
             try:
-                server(grids[0], context)
+                with _results_noted(results):
+                    server(grids[0], context)
             except (Exception, KeyboardInterrupt) as error:
                 errors.append(error)
 
         _simulate(lambda: run_simulation(app, client, nodes, backend_config=BACKEND), grids)
-    return _check_run(grids[0].result if grids else AppRun(), errors)
+    seen = _check_run(grids[0].result if grids else AppRun(), errors)
+    for number, metrics in (item for result in results for item in result.evaluate_metrics_serverapp.items()):
+        if number in seen.rounds and (reported := _list_accuracies([metrics])):
+            seen.rounds[number].central = reported[0][0]
+    return seen
 
 
-BACKEND: Mapping[str, Any] = {"client_resources": {"num_cpus": 1, "num_gpus": 0.0}}
+BACKEND: dict[str, Any] = {"client_resources": {"num_cpus": 1, "num_gpus": 0.0}}
 
 
 def _simulate(work: Callable[[], None], grids: list[ObservedGrid]) -> None:

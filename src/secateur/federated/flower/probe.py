@@ -118,7 +118,7 @@ class Probe(TorchFunctionMode):
         return super().__enter__()  # type: ignore[no-any-return,no-untyped-call]
 
     def __exit__(self, *error: Any) -> None:
-        super().__exit__(*error)
+        super().__exit__(*error)  # type: ignore[no-untyped-call]
         self._hooks.close()
 
     def __torch_function__(
@@ -190,7 +190,9 @@ class ProbedApp(ClientApp):
 
     def __call__(self, message: Message, context: Context) -> Message:
         """Run the app on one message."""
-        app, order = self.project.load_client(), message.content.pop(ORDER, None)
+        app = self.project.load_client()
+        order: Any = message.content.pop(ORDER, {})
+        clients, file = order.get("clients", []), Path(str(order.get("file")))
         node, state = context.node_config, context.state
         home = Context(context.run_id, context.node_id, node, state, dict(self.project.config))  # Flower's is fixed
         client = int(node["partition-id"])
@@ -198,11 +200,11 @@ class ProbedApp(ClientApp):
         trains = message.metadata.message_type.split(".")[0] == MessageType.TRAIN
 
         def call(message: Message, context: Context) -> Message:
-            if order is None or client not in order["clients"]:
+            if client not in clients:
                 return app(message, context)
             with Probe(client) as probe:
                 reply = app(message, context)
-            torch.save(probe.training, Path(str(order["file"])))
+            torch.save(probe.training, file)
             return reply
 
         if self.upload is None or not trains:

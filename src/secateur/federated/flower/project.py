@@ -74,7 +74,7 @@ def read_project(folder: Path, run_config: str = "") -> AppProject:
 
     Refuse a folder without an app, and settings that the app does not have.
     """
-    file = folder.expanduser().resolve() / "pyproject.toml"
+    file = folder.expanduser() / "pyproject.toml"
     try:
         content = tomllib.loads(file.read_text(encoding="utf-8"))
     except OSError as error:
@@ -92,8 +92,9 @@ def read_project(folder: Path, run_config: str = "") -> AppProject:
         if key not in config:
             raise unknown("run_config", key, config or ["(the app has no settings)"])
         config[key] = value
-    name = str(content.get("project", {}).get("name", file.parent.name))
-    return AppProject(file.parent, name, parts["clientapp"], parts["serverapp"], config)
+    root = file.parent.resolve()
+    name = str(content.get("project", {}).get("name", root.name))
+    return AppProject(root, name, parts["clientapp"], parts["serverapp"], config)
 
 
 def read_run_config(text: str) -> dict[str, Any]:

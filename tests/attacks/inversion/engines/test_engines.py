@@ -399,9 +399,15 @@ class Branching(Twice):
         return self.last(self.layer(x.flatten(1))) * (1 if x.sum() > 0 else 2)
 
 
+class Viewing(Twice):
+    def forward(self, x: Tensor) -> Tensor:
+        return self.last(self.layer(x.view(-1, 192)))  # Flower's own first app does so
+
+
 @pytest.mark.parametrize(
     "make, reason",
     [
+        (Viewing, "its forward calls view"),
         (Twice, "the layer layer is called 2 times"),
         (Around, "the parameter layer.weight is used outside of its layer"),
         (Scaled, "the parameter scale is in Scaled"),

@@ -143,6 +143,8 @@ def _check_calls(net: nn.Module) -> str | None:
     for node in nodes:
         if node.op == "get_attr" and node.target in names:
             return f"the parameter {str(node.target)[2:]} is used outside of its layer"
+        if node.op == "call_method" and node.target == "view":
+            return "its forward calls view, which refuses pictures that are channels_last"
         if node.op == "call_function" and node.target is F.batch_norm:
             return "its forward calls batch_norm, which would mix the trials"
     for name, module in whole.named_modules():
