@@ -25,7 +25,7 @@ from secateur.config.methods import (
     defense_of_updates,
     inversion,
 )
-from secateur.config.recommend import Recommend
+from secateur.config.recommend import Recommend, RecommendFederation, RecommendUpdates, SearchFields, schema_of
 from secateur.config.sweep import Reproduce, Sweep, Work
 
 __all__ = [
@@ -44,7 +44,10 @@ __all__ = [
     "Protocol",
     "Prune",
     "Recommend",
+    "RecommendFederation",
+    "RecommendUpdates",
     "Reproduce",
+    "SearchFields",
     "Sweep",
     "Training",
     "Work",
@@ -65,4 +68,5 @@ __all__ = [
     "put",
     "read",
     "read_limits",
+    "schema_of",
 ]
