@@ -143,10 +143,25 @@ class Confirmation:
 class Bench(Protocol):
     """The measurements of all recipes of one run, on two halves of the rows."""
 
-    run: Run
-    clock: StageClock
-    rungs: Sequence[str]  # names of the rungs
-    objectives: Sequence[str]
+    @property
+    def run(self) -> Run:
+        """The run that keeps the stages."""
+        ...
+
+    @property
+    def clock(self) -> StageClock:
+        """The seconds of the stages."""
+        ...
+
+    @property
+    def rungs(self) -> Sequence[str]:
+        """The names of the rungs."""
+        ...
+
+    @property
+    def objectives(self) -> Sequence[str]:
+        """The measures to minimise."""
+        ...
 
     @property
     def labels(self) -> dict[str, Any]:

@@ -186,7 +186,8 @@ def prepare_search(config: Recommend) -> tuple[Recommend, Dataset, torch.device,
     config = config.model_copy(update={"pruner": audit.pruner, "attack": audit.attack})
     tabular = len(data.input_shape) == 1
     build_space(config, tabular)  # refuses an empty one
-    check_pruners([recipe.compression.pruner for recipe in list_known(config, tabular)], audit, data)
+    known = [recipe.compression.pruner for recipe in list_known(config, tabular)]
+    check_pruners([pruner for pruner in known if pruner is not None], audit, data)
     return config, data, device, scaling
 
 

@@ -10,7 +10,6 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from itertools import chain
 from typing import Any
 
 import torch
@@ -191,10 +190,10 @@ class UpdateBench:
         attacks = self.search.attacks
         if rung == FIRST:
             return [_shorten(attacks[0])]
-        modes = list_modes(str(defense)) if rung == SHADOWED else []
-        able = [attacks, *([_adapt(attack, mode) for attack in attacks] for mode in modes)]
-        listed = [attack for attack in chain(*able) if attack is not None]
-        return list(dict.fromkeys(listed)) if rung == SHADOWED else attacks[:1]
+        if rung != SHADOWED:
+            return attacks[:1]
+        adapted = [_adapt(attack, mode) for mode in list_modes(str(defense)) for attack in attacks]
+        return list(dict.fromkeys([*attacks, *(attack for attack in adapted if attack is not None)]))
 
     def _train(self, run: HalfRun, config: Invert, data: Dataset, seed: int, defense: Defense) -> CollaborativeResult:
         """Return the model that users train together for a short time under a defense, as a stage."""
