@@ -14,14 +14,14 @@ import argparse
 import logging
 from typing import Any
 
+from digits_app import client_app, server_app
+from digits_app.task import CLIENTS
 from flwr.app import Context, Message
 from flwr.clientapp import ClientApp
 from flwr.clientapp.typing import ClientAppCallable, Mod
 from flwr.serverapp import Grid, ServerApp
 from flwr.simulation import run_simulation
 
-from digits_app import client_app, server_app
-from digits_app.task import CLIENTS
 from secateur.training.ray import connected
 
 CONFIG = {"learning-rate": 0.2, "secateur-defense": "top-k+error-feedback", "keys": ""}

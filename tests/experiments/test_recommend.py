@@ -2,6 +2,7 @@
 
 import json
 import shutil
+from contextlib import contextmanager
 
 import pytest
 import torch
@@ -12,9 +13,11 @@ from secateur.cli import main
 from secateur.config import Recommend, read
 from secateur.data.load import load
 from secateur.errors import WrongInput
-from secateur.experiments import pipeline
+from secateur.experiments import pipeline, recipe_spread
+from secateur.experiments import recommend as recommend_job
 from secateur.experiments.prune import load_pruned
-from secateur.experiments.recipe_evaluation import SHADOWED, RecipeBench, split_parts
+from secateur.experiments.recipe_evaluation import RecipeBench, split_parts
+from secateur.experiments.recipe_search import SHADOWED
 from secateur.experiments.recommend import plan
 from secateur.runs.folder import load_figures, load_finished
 from secateur.runs.rows import select_comparable
@@ -178,6 +181,36 @@ def test_impossible_limits_name_the_limit_and_the_nearest_recipe(copied, tmp_pat
     assert code == 1
     assert "No recipe holds the limit 0.001 on share of the original's bytes: the lowest value is" in said
     assert "The nearest recipe is l1-structured 0.9" in said
+
+
+def test_ray_workers_leave_the_rows_of_a_search_without_them(run, tmp_path, monkeypatch):
+    calls = []
+
+    @contextmanager
+    def spread_here(config, run, address, prepare):
+        """The work of Ray's workers, in this process."""
+
+        def spread(recipes, rung):
+            known = recipe_spread.read_stages(run.folder)
+            for recipe in recipes:
+                recipe_spread.keep_stages(
+                    run.folder, recipe_spread.measure_elsewhere(prepare, config, recipe, rung, known)
+                )
+                calls.append(rung)
+
+        yield spread
+
+    monkeypatch.setattr(recommend_job, "opened_spread", spread_here)
+    folder = tmp_path / "run"
+    shutil.copytree(run[0] / "run", folder)
+    for stage in (folder / "artifacts").glob("prune-*"):
+        stage.unlink()
+    (folder / "search.json").unlink()
+    again = secateur.recommend(folder, address="host:1", **FIELDS)
+    assert calls == [0, 0, 0, 0, 1, 1, 0, 1]
+    assert select_comparable(again.rows) == select_comparable(run[1].rows)
+    with pytest.raises(WrongInput, match="is no stage"):
+        recipe_spread.keep_stages(tmp_path, {"../x.safetensors": b""})
 
 
 def test_the_plan_and_what_is_refused(tmp_path, capsys, hide):

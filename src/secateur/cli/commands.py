@@ -14,11 +14,11 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from secateur.cli.exits import Exit, guard
-from secateur.cli.options import Command, RunCommand, Set, say
+from secateur.cli.options import Command, RecommendCommand, RunCommand, Set, say
 from secateur.errors import WrongInput, unknown
 
 if TYPE_CHECKING:
-    from secateur.config import Audit, AuditApp, Federate, Invert, Limits, Prune, Recommend, Reproduce, Sweep
+    from secateur.config import Audit, AuditApp, Federate, Invert, Limits, Prune, Reproduce, SearchFields, Sweep
     from secateur.evaluation.limits import Check
     from secateur.runs.rows import Row
 
@@ -220,28 +220,33 @@ def prune(
     _print(run_prune(settings, out), json_, print_measures, model)
 
 
-@run_command()
+@app.command(cls=RecommendCommand)
 def recommend(
     ctx: typer.Context,
     out: Out = Path("runs/recommend"),
     junit: Junit = None,
     export: Annotated[Path | None, typer.Option(help="Folder that the recommended model is written to.")] = None,
+    updates: Annotated[bool, typer.Option("--updates", help="Search a defense of updates instead.")] = False,
+    federation: Annotated[bool, typer.Option("--federation", help="Search the terms of a federation instead.")] = False,
+    address: Annotated[str | None, typer.Option(help="Ray cluster, host:port, whose workers measure recipes.")] = None,
     dry_run: DryRun = False,
     json_: Json = False,
 ) -> None:
     """Search pruners, sparsities, defenses and fine-tuning: which smaller model should I ship?
 
-    FILE.yaml is a run file; flags override its fields.
+    FILE.yaml is a run file; flags override its fields. --updates and --federation have flags of their own: add --help.
     """
+    from secateur.config import schema_of
     from secateur.experiments.recommend import plan, run_recommend
     from secateur.report.recommend import print_recommendation
 
-    settings: Recommend = ctx.obj
+    settings: SearchFields = ctx.obj
+    schema_of(updates, federation)  # refuses both
     if dry_run:
         say(*plan(settings))
         return
     _check_outputs(junit, export)
-    result = run_recommend(settings, out, export)
+    result = run_recommend(settings, out, export, address)
     show = partial(print_recommendation, sentences=result.sentences)
     _print(result.rows, json_, show, f"make it: {result.command}\nthe page: {out / 'report.html'}")
     _hold(result.checks, junit)

@@ -26,7 +26,7 @@ from secateur.config.methods import (
     defense_of_updates,
     inversion,
 )
-from secateur.config.recommend import Recommend
+from secateur.config.recommend import Recommend, RecommendFederation, RecommendUpdates, SearchFields, schema_of
 from secateur.config.sweep import Reproduce, Sweep, Work
 
 __all__ = [
@@ -46,7 +46,10 @@ __all__ = [
     "Protocol",
     "Prune",
     "Recommend",
+    "RecommendFederation",
+    "RecommendUpdates",
     "Reproduce",
+    "SearchFields",
     "Sweep",
     "Training",
     "Work",
@@ -67,4 +70,5 @@ __all__ = [
     "put",
     "read",
     "read_limits",
+    "schema_of",
 ]

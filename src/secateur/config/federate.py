@@ -147,6 +147,9 @@ class SubmodelFields(FederationFields):
     client_widths: Annotated[list[float], *base.MANY] = flag(
         0.5, "Shares of channels of the others, such as .5,.25.", repeat=True
     )
+    client_rates: Annotated[list[Annotated[float, Field(gt=0, le=1)]], *base.ANY] = field(
+        "none", "Share of channels of every client, in their order; replaces large_clients and client_widths."
+    )
     uncovered: Literal["keep", "zero"] = flag("keep", "Weights that no client trained: keep or zero.")
     batchnorm: Literal["static", "reestimated"] = field("static", "BatchNorm statistics in tests.")
     scaler: bool = field(True, "Scale the activations of narrow layers (HeteroFL).")

@@ -37,13 +37,18 @@ CLIENTS = 20  # the default
 def load_data(config: Federate) -> tuple[Dataset, torch.device]:
     """Return the data and the device; data without a test part gets one of a random fifth of the rows."""
     data, device = prepare(config)
+    return hold_out(data), device
+
+
+def hold_out(data: Dataset) -> Dataset:
+    """Return the data with a test part; without one it is a random fifth of the rows."""
     rows = len(data.inputs)
     if data.train_size < rows or rows < 5:
-        return data, device
+        return data
     order = torch.randperm(rows, generator=derive(0, "held out"))
     writers = None if data.writers is None else data.writers[order]
     shuffled = replace(data, inputs=data.inputs[order], labels=data.labels[order], writers=writers)
-    return replace(shuffled, train_size=rows - rows // 5), device
+    return replace(shuffled, train_size=rows - rows // 5)
 
 
 def build_spec(
@@ -68,12 +73,15 @@ def build_spec(
 def build_submodel_spec(config: Federate, data: Dataset, seed: int, rule: Choice, defense: Defense) -> SubmodelSpec:
     """Return the specification of one federation over sub-models of a run file."""
     shares = shares_of(config, data, seed)
+    rates = config.client_rates or rates_of(shares, config.large_clients, config.client_widths)
+    if len(rates) != len(shares):
+        raise WrongInput("client_rates", f"has {len(rates)} numbers for {len(shares)} clients; write one for each")
     augment = crop_and_flip(data) if config.augment else None
     names = ("rounds", "averaging", "uncovered", "batchnorm", "scaler", "own_labels", "evaluate_every", "test_batch")
     return SubmodelSpec(
         shares,
         rule.make(),
-        rates_of(shares, config.large_clients, config.client_widths),
+        rates,
         **{name: getattr(config, name) for name in names},
         per_round=min(config.per_round, len(shares)) if config.clients is None else config.per_round,
         local=Adam(
