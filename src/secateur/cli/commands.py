@@ -389,15 +389,14 @@ def _ask(field: str) -> str:
 def _list_method(name: str, as_json: bool) -> None:
     """Print the methods of a name, of whatever kind."""
     from secateur import catalogue
-    from secateur.report.method_sheet import describe_cost, describe_meanings, describe_threat, print_sheet
+    from secateur.report.method_sheet import describe_method, print_sheet
 
     same = [known[name] for kind in catalogue.PACKAGES if name in (known := catalogue.methods(kind))]
     if not same:
         raise unknown("kind", name, KINDS)
     rows = [{"kind": method.kind} | method.describe() | {"text": getdoc(method.make)} for method in same]
     if as_json:
-        facts = {"meanings": describe_meanings, "threat": describe_threat, "cost": describe_cost}
-        sheets = [row | {name: describe(row) for name, describe in facts.items()} for row in rows]
+        sheets = [row | describe_method(row) for row in rows]
         typer.echo(json.dumps(sheets, default=str))
         return
     for row in rows:

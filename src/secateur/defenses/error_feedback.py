@@ -69,6 +69,8 @@ class ErrorFeedback:
 def error_feedback() -> Callable[[Upload], ErrorFeedback]:
     """Adds what an upload did not send to the client's next gradient (Karimireddy et al. 2019; dgp Algorithm 2).
 
+    Equation: `P = gradient + residual; sent = upload(P); next residual = P - sent`.
+
     Acts on: the residual of the upload it is combined with, as in `dgp+error-feedback`.
     """
     return ErrorFeedback
