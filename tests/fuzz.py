@@ -477,6 +477,8 @@ SMALL = {
     " --base-pruning prunefl --attack ig:iterations=5 --attack-every 2 --membership yeom",
     "submodels": "federate --submodels fdropout,local --rounds 3 --clients 4 --partition iid --batch-size 32"
     " --attack yeom --evaluate-every 2 --set examples=200",
+    "recommend": "recommend --model mlp --pruner l1-unstructured --sparsity .5,.9 --defense basic,ppb --shadows 1"
+    " --candidates 3 --finalists 2 --attack conf --set train.epochs=2 --set finetune.epochs=1 --set examples=300",
 }
 READ = ("results.jsonl", "groups.jsonl", "figures.jsonl", "config.yaml", "run.json")
 
