@@ -69,7 +69,8 @@ def forge_xz(draw, content, other):
         return mutate(draw, content, other)
     text, part = lzma.decompress(content), lzma.decompress(other)
     if draw.random() < 0.05:
-        text += draw.choice((b"0\n", b"{}\n", b" ", text.splitlines(True)[-1])) * 2 ** draw.randrange(10, 21)
+        part = draw.choice((b"0\n", b"{}\n", b" ", text.splitlines(True)[-1]))
+        text += part * (2 ** draw.randrange(12, 24) // len(part))  # no more: the memory of the forger counts too
     else:
         text = mutate_lines(draw, text, part)
     check = draw.choice((lzma.CHECK_CRC32, lzma.CHECK_NONE, lzma.CHECK_SHA256))
