@@ -69,7 +69,8 @@ def forge_xz(draw, content, other):
         return mutate(draw, content, other)
     text, part = lzma.decompress(content), lzma.decompress(other)
     if draw.random() < 0.05:
-        text += draw.choice((b"0\n", b"{}\n", b" ", text.splitlines(True)[-1])) * 2 ** draw.randrange(10, 21)
+        part = draw.choice((b"0\n", b"{}\n", b" ", text.splitlines(True)[-1]))
+        text += part * (2 ** draw.randrange(12, 24) // len(part))  # no more: the memory of the forger counts too
     else:
         text = mutate_lines(draw, text, part)
     check = draw.choice((lzma.CHECK_CRC32, lzma.CHECK_NONE, lzma.CHECK_SHA256))
@@ -477,6 +478,8 @@ SMALL = {
     " --base-pruning prunefl --attack ig:iterations=5 --attack-every 2 --membership yeom",
     "submodels": "federate --submodels fdropout,local --rounds 3 --clients 4 --partition iid --batch-size 32"
     " --attack yeom --evaluate-every 2 --set examples=200",
+    "recommend": "recommend --model mlp --pruner l1-unstructured --sparsity .5,.9 --defense basic,ppb --shadows 1"
+    " --candidates 3 --finalists 2 --attack conf --set train.epochs=2 --set finetune.epochs=1 --set examples=300",
 }
 READ = ("results.jsonl", "groups.jsonl", "figures.jsonl", "config.yaml", "run.json")
 

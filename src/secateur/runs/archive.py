@@ -23,7 +23,7 @@ from secateur.runs.rows import Groups, Row, pack
 
 SUFFIX = ".jsonl.xz"
 MOST_BYTES = 2**27  # of the lines of an archive; as rows they take up to 20 times as much memory
-FREE_BYTES = 2**23  # of the lines of any archive
+FREE_BYTES = 2**20  # of the lines of any archive
 MOST_RATIO = 50  # of the lines to the file, where the lines are longer; those of studies have 10 to 15
 MOST_MEMORY = 2**27  # of the decompressor; the strongest preset needs half
 MOST_TEXT = 20_000  # characters of the provenance
