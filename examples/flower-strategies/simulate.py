@@ -1,4 +1,4 @@
-"""The app in Flower's simulation: with whole, pruned and sub-models, with a client that lost its mods, and without all.
+"""The app in Flower's simulation: pruned and sub-models, a client that lost its mods, and a run without a defense.
 
     python examples/flower-strategies/simulate.py [--rounds N]
 
@@ -11,60 +11,61 @@ import secateur.federated.flower  # noqa: F401 (first, as it turns off what Flow
 
 # isort: split
 import argparse
+import json
 import logging
 from typing import Any
 
-from digits_app import client_app, server_app
-from digits_app.task import CLIENTS
-from flwr.app import Context, Message
+from flwr.app import ConfigRecord, Context, Message, RecordDict
 from flwr.clientapp import ClientApp
-from flwr.clientapp.typing import ClientAppCallable, Mod
+from flwr.clientapp.typing import ClientAppCallable
 from flwr.serverapp import Grid, ServerApp
 from flwr.simulation import run_simulation
 
-from secateur.training.ray import connected
+from digits_app import client_app, server_app
+from digits_app.task import CLIENTS
 
-CONFIG = {"learning-rate": 0.2, "secateur-defense": "top-k+error-feedback", "keys": ""}
-
-
-def configure(config: dict[str, Any], forgetful: int | None) -> Mod:
-    """A mod that gives clients the run's config, which `flwr run` does elsewhere; one client loses all other mods."""
-
-    def mod(message: Message, context: Context, call_next: ClientAppCallable) -> Message:
-        full = Context(context.run_id, context.node_id, context.node_config, context.state, config)
-        if context.node_config["partition-id"] == forgetful:
-            return client_app.turn(message, full)
-        return call_next(message, full)
-
-    return mod
+CONFIG = {"learning-rate": 0.2, "secateur-defense": "top-k+error-feedback", "keys": "", "forgetful": -1}
+RUNS: dict[str, dict[str, Any]] = {
+    "half of the weights": {"model": "pruned"},
+    "half of the channels for three of four clients": {"model": "submodels"},
+    "client 3 lost its mods": {"model": "whole", "forgetful": 3},
+    "the run's config lacks the defense": {"model": "whole", "secateur-defense": ""},
+}
 
 
-def simulate(config: dict[str, Any], forgetful: int | None = None, told: bool = True) -> None:
-    """One federation of all clients."""
-    clients = config if told else {name: value for name, value in config.items() if name != "secateur-defense"}
-    server, client = ServerApp(), ClientApp(mods=[configure(clients, forgetful), *client_app.MODS])
-    client.train()(client_app.turn)
-
-    @server.main()
-    def main(grid: Grid, context: Context) -> None:
-        server_app.run(grid, config)
-
-    run_simulation(server, client, CLIENTS, backend_config={"client_resources": {"num_cpus": 1, "num_gpus": 0.0}})
+def configure(message: Message, context: Context, call_next: ClientAppCallable) -> Message:
+    """Give a client the config and the state of its run: here one simulation holds many runs, which saves minutes."""
+    name, config = str(message.content["config"]["run"]), json.loads(str(message.content["config"]["run-config"]))
+    records = {key: record for key, record in context.state.items() if key.startswith(name)}
+    state = RecordDict({key.removeprefix(name): record for key, record in records.items()})
+    own = Context(context.run_id, context.node_id, context.node_config, state, config)
+    if context.node_config["partition-id"] == config["forgetful"]:
+        return client_app.turn(message, own)
+    reply = call_next(message, own)
+    for key, record in state.items():
+        context.state[name + key] = record
+    return reply
 
 
 def main() -> None:
-    """Run all of them on one Ray."""
+    """Run all of them, one after another."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rounds", type=int, default=3)
-    config = CONFIG | {"rounds": parser.parse_args().rounds}
+    rounds = parser.parse_args().rounds
     logging.getLogger("flwr").setLevel(logging.ERROR)
-    with connected():
-        for model in ("whole", "pruned", "submodels"):
-            simulate(config | {"model": model})
-        print("client 3 without its mods:")
-        simulate(config | {"model": "whole"}, forgetful=3)
-        print("no client is told a defense:")
-        simulate(config | {"model": "whole"}, told=False)
+    server, client = ServerApp(), ClientApp(mods=[configure, *client_app.MODS])
+    client.train()(client_app.turn)
+
+    @server.main()
+    def serve(grid: Grid, context: Context) -> None:
+        for name, changes in RUNS.items():
+            print(f"{name}:", flush=True)
+            config = CONFIG | changes | {"rounds": rounds}
+            messages = ConfigRecord({"run": name, "run-config": json.dumps(config)})
+            agreed = config | {"secateur-defense": CONFIG["secateur-defense"]}
+            server_app.run(grid, agreed, messages)
+
+    run_simulation(server, client, CLIENTS, backend_config={"client_resources": {"num_cpus": 1, "num_gpus": 0.0}})
 
 
 if __name__ == "__main__":

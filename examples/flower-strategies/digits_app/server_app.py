@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from flwr.app import ArrayRecord, Context
+from flwr.app import ArrayRecord, ConfigRecord, Context
 from flwr.serverapp import Grid, ServerApp
 from flwr.serverapp.strategy import FedAvg, Strategy
 
@@ -29,19 +29,18 @@ def build_strategy(config: Mapping[str, Any]) -> AgreedStrategy:
     return AgreedStrategy(inner, str(config["secateur-defense"]), keys=keys or None)
 
 
-def run(grid: Grid, config: Mapping[str, Any]) -> AgreedStrategy:
-    """Train, and say how it went."""
+def run(grid: Grid, config: Mapping[str, Any], messages: ConfigRecord | None = None) -> None:
+    """Train, and say how it went; `messages` is what every message's configuration has."""
     strategy = build_strategy(config)
-    arrays = ArrayRecord(network().state_dict())
-    result = strategy.start(grid, arrays, num_rounds=int(config["rounds"]), timeout=300)
+    arrays, rounds = ArrayRecord(network().state_dict()), int(config["rounds"])
+    result = strategy.start(grid, arrays, num_rounds=rounds, timeout=300, train_config=messages)
     net = network()
     if len(result.arrays):
         net.load_state_dict(result.arrays.to_torch_state_dict())
-    kept = f"{len(strategy.statements)} updates as agreed, {len(strategy.breaches)} breaches"
-    print(f"{config['model']}: accuracy {accuracy(net):.3f}, {kept}", flush=True)
-    for breach in strategy.breaches:
-        print(f"  round {breach.round}, node {breach.node}: {breach.reason}", flush=True)
-    return strategy
+    counts = f"{len(strategy.statements)} updates as agreed, {len(strategy.breaches)} breaches"
+    print(f"{config['model']}: accuracy {accuracy(net):.3f}, {counts}, {len(strategy.refusals)} refusals", flush=True)
+    for reply in strategy.breaches + strategy.refusals:
+        print(f"  round {reply.round}, node {reply.node}: {reply.reason}", flush=True)
 
 
 @app.main()

@@ -177,9 +177,10 @@ def _judge(lines: Sequence[SummaryLine], defense: str) -> tuple[Badge, list[str]
     if all(attacker.failed >= 1 for attacker in attackers):
         return Badge("Nothing was measured", "doubtful"), failures
     scored = [attacker for attacker in attackers if attacker.scored and attacker.failed < 1]
+    base = next((row.extra.get("base_pruning", "") for line in lines for row in line.rows), "")
     if not scored:
         unseen = "There is no truth to compare with: look at the pictures."
-        missing = list_missing([attacker.strength for attacker in attackers], defense)
+        missing = list_missing([attacker.strength for attacker in attackers], defense, base)
         limits = [f"Missing: {'; '.join(missing)}."] if missing else []
         return Badge("Look at the pictures", "doubtful"), [unseen, *limits, *failures]
     sentences = [*_describe_pictures(scored), *_describe_labels(scored), *absent]
@@ -192,7 +193,6 @@ def _judge(lines: Sequence[SummaryLine], defense: str) -> tuple[Badge, list[str]
             names = ", ".join(attacker.name for attacker in seen)
             sentences.append(f"It stands only against the plain attacker, not against {names}.")
         return Badge(text, "bad"), sentences + failures + _describe_stage(lines)
-    base = next((row.extra.get("base_pruning", "") for line in lines for row in line.rows), "")
     missing = list_missing([attacker.strength for attacker in scored], defense, base) + failures
     if missing:
         return Badge("Inconclusive", "doubtful"), [

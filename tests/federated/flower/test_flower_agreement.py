@@ -2,19 +2,25 @@
 
 import copy
 import json
+import re
 import subprocess
+from pathlib import Path
 
 import pytest
 import torch
 from flwr.app import ConfigRecord, Error, Message, MetricRecord
+from flwr.clientapp import ClientApp
 from flwr.serverapp.strategy import FedAvg
 from talking import answer, asked, context, delivered
+from torch import nn
 
+import secateur.federated.flower as flower_package
 from secateur.errors import WrongInput
 from secateur.federated.flower import AgreedStrategy, DecodingStrategy, upload_mod
 from secateur.federated.flower.link import arrays_of, tensors_of
 from secateur.federated.flower.mod import read_upload
 from secateur.federated.flower.statement import RECORD, cosine, digest_of, find_contradiction, read_statement
+from secateur.interfaces import Batch
 
 MODEL = {"w": torch.randn(200, generator=torch.Generator().manual_seed(0)), "b": torch.zeros(10)}
 STEP = {name: torch.randn(v.shape, generator=torch.Generator().manual_seed(len(v))) for name, v in MODEL.items()}
@@ -218,6 +224,26 @@ def test_keys_of_nodes_are_files_that_ssh_keygen_and_openssl_write(tmp_path):
         AgreedStrategy(FedAvg(), "top-k", keys=[tmp_path / "other.pub"])
     refused = upload_mod("top-k")(asked(MODEL), context(secateur_key=str(tmp_path / "other")), trains)
     assert "another kind" in refused.error.reason
+
+
+def test_the_lines_of_the_page_for_deployments_work(tmp_path, monkeypatch):
+    page = (Path(__file__).parents[3] / "docs" / "deploy.md").read_text()
+    blocks = [block for block in re.findall(r"```python\n(.*?)```", page, re.DOTALL) if "Auditor(" not in block]
+    monkeypatch.chdir(tmp_path)
+    for number in (0, 1):
+        command = ["ssh-keygen", "-q", "-t", "ecdsa", "-b", "384", "-N", "", "-f", f"hospital-{number}"]
+        subprocess.run(command, check=True)
+
+    def network():
+        return nn.Sequential(nn.Conv2d(1, 8, 3), nn.ReLU(), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(8, 3))
+
+    batch = Batch(torch.zeros(2, 1, 28, 28), torch.arange(2))
+    names = vars(flower_package) | {name: getattr(flower_package, name) for name in flower_package.__all__}
+    names |= {"ClientApp": ClientApp, "FedAvg": FedAvg, "network": network, "batch": batch}
+    assert len(blocks) == 4
+    for block in blocks:
+        exec(block, names)
+    assert isinstance(names["strategy"], flower_package.SubmodelStrategy)
 
 
 def test_errors_pass_and_wrong_settings_are_refused():

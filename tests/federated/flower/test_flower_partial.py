@@ -95,6 +95,14 @@ def test_a_client_that_knows_the_mask_sends_the_kept_entries_alone(wire):
         assert torch.allclose(tensors_of(arrays)[name], value, atol=1e-6)
 
 
+@pytest.mark.parametrize("defense", ["noise:sigma=30", "dgp", "outpost"])
+def test_defended_updates_of_a_pruned_model_keep_the_agreement(defense):
+    homes, mod = {node: context(node=node) for node in (7, 8, 9)}, upload_mod(defense, wire=True)
+    strategy = AgreedStrategy(PrunedStrategy(FedAvg(), "snip:rate=0.8", NET, BATCH), defense)
+    play(strategy, arrays_of(STATE), client=lambda m: mod(m, homes[m.metadata.dst_node_id], trains))
+    assert len(strategy.statements) == 3 and not strategy.breaches
+
+
 def test_a_weight_that_comes_back_resumes_its_value():
     strategy = PrunedStrategy(FedAvg(), "random:rate=0.5:every=2", NET, BATCH)
     arrays, masks = arrays_of(STATE), []

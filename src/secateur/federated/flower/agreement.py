@@ -109,8 +109,9 @@ class AgreedStrategy(AroundStrategy):
             raise WrongInput("update", "is that of an earlier round; the node replayed it")
         self._digests.add((node, statement.digest))
         _, weights = self.read_reply(reply)
-        update, _ = split_update(self.asked[node].sent, weights, self.buffers)
-        if (reason := find_contradiction(self.agreed, update)) is not None:
+        question = self.asked[node]
+        update, _ = split_update(question.sent, weights, self.buffers)
+        if (reason := find_contradiction(self.agreed, update, question.mask)) is not None:
             raise WrongInput("update", f"contradicts its statement: {reason}")
         self.statements.append(statement)
         return statement

@@ -27,7 +27,7 @@ from torch import Generator
 from secateur.defenses.noise import GaussianNoise
 from secateur.defenses.uploads import SendAll, inner_of
 from secateur.errors import WrongInput
-from secateur.interfaces import Params, Upload
+from secateur.interfaces import Mask, Params, Upload
 from secateur.runs.artifacts import version
 
 RECORD, KEY = "secateur.statement", "secateur.key"  # the record of a reply; the record of a context
@@ -115,7 +115,9 @@ def read_statement(content: RecordDict) -> tuple[Statement, bytes]:
     if (record := content.config_records.get(RECORD)) is None:
         raise WrongInput("statement", "is missing; the client needs upload_mod as the first of its mods")
     try:
-        text, key, signature = (bytes(record[name]) for name in ("statement", "key", "signature"))  # type: ignore[arg-type]
+        text, key, signature = (record[name] for name in ("statement", "key", "signature"))
+        if not (isinstance(text, bytes) and isinstance(key, bytes) and isinstance(signature, bytes)):
+            raise TypeError("no bytes")
         public = serialization.load_der_public_key(key)
         if not isinstance(public, ec.EllipticCurvePublicKey):
             raise ValueError("another kind of key")
@@ -173,11 +175,11 @@ def _public_bytes(key: ec.EllipticCurvePublicKey) -> bytes:
     return key.public_bytes(serialization.Encoding.DER, serialization.PublicFormat.SubjectPublicKeyInfo)
 
 
-def find_contradiction(defense: Upload, update: Params) -> str | None:
+def find_contradiction(defense: Upload, update: Params, mask: Mask | None = None) -> str | None:
     """Return the reason why an update cannot come from a defense; None if there is none, or nothing can be seen.
 
     Top-k and DGP send a fixed number of entries of every tensor, so more of them are a contradiction. Noise has a
-    least norm. Outpost and DGP with `release` leave nothing that one update must have.
+    least norm, inside the mask of a pruned model. One update of Outpost, or of DGP with `release`, shows nothing.
 
     Example:
         >>> from secateur.defenses.top_k import TopK
@@ -195,7 +197,7 @@ def find_contradiction(defense: Upload, update: Params) -> str | None:
             if (number := int((value != 0).sum())) > most:
                 return f"{name} has {number} entries that are not 0, and {inner} sends {most} at most"
     if isinstance(inner, GaussianNoise):
-        entries = sum(value.numel() for value in update.values())
+        entries = sum(int((mask or {}).get(name, value.new_ones(value.shape)).sum()) for name, value in update.items())
         least = inner.sigma**2 * (entries - SIGMAS * math.sqrt(2 * entries) - SIGMAS**2)
         if sum(float(value.double().square().sum()) for value in update.values()) < least:
             return f"it is smaller than the noise of {inner} alone"

@@ -221,11 +221,11 @@ class AuditedStrategy(AroundStrategy):
                     log(WARNING, "not attacking the update of node %s (%s)", node, error)
                     continue
                 truth = None if self.truth is None else self.truth(server_round, reply)
-                self.auditor(server_round, node, self.asked[node].sent, weights, truth, stated=_stated_cosine(reply))
+                self.auditor(server_round, node, self.asked[node].sent, weights, truth, stated=_read_cosine(reply))
         return self.inner.aggregate_train(server_round, arrived)
 
 
-def _stated_cosine(reply: Message) -> float | None:
+def _read_cosine(reply: Message) -> float | None:
     """Return the cosine that a client states, if there is a statement and its signature holds."""
     try:
         return read_statement(reply.content)[0].cosine
