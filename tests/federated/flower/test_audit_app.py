@@ -39,6 +39,8 @@ app = ClientApp()
 def train(message, context):
     assert list(message.content) == ["arrays", "config"]  # the order of the probe is not there
     assert context.run_config["batch-size"] == 32
+    if message.content["config"]["server-round"] == 3:
+        raise OSError("the disk is full")
     return Message(RecordDict({"arrays": message.content["arrays"]}), reply_to=message)
 """
 names = itertools.count()
@@ -240,6 +242,8 @@ def test_the_grid_counts_decodes_and_orders_probes_that_the_app_does_not_see(pro
     assert record.accuracy == pytest.approx((0.7 + 3 * 0.8) / 4)
     (turn,) = grid.result.turns
     assert turn.training.client == 0 and turn.training.nets == [] and not list(tmp_path.glob("*.pt"))
+    failed = app(talking.asked(model, 3), talking.context())
+    assert failed.error.reason == "OSError: the disk is full"
     grid.stopped = True
     with pytest.raises(KeyboardInterrupt):
         grid.pull_messages([])
