@@ -12,6 +12,7 @@ from secateur.errors import WrongInput
 from secateur.interfaces import Optimiser
 from secateur.training.optimisers import (
     START,
+    bound_gradient,
     list_batches,
     list_rates,
     parse_optimiser,
@@ -134,6 +135,25 @@ def test_refuses_as_many_rates_as_there_are_no_steps() -> None:
 
 
 def test_epochs_have_a_partial_last_batch_and_steps_go_round() -> None:
-    assert list_batches(7, 3, epochs=2) == [[0, 1, 2], [3, 4, 5], [6]] * 2
-    assert list_batches(4, 3, steps=2) == [[0, 1, 2], [3, 0, 1]]
-    assert list_batches(4, None) == [[0, 1, 2, 3]]
+    assert list_batches(7, 3, epochs=2) == ((0, 1, 2), (3, 4, 5), (6,)) * 2
+    assert list_batches(4, 3, steps=2) == ((0, 1, 2), (3, 0, 1))
+    assert list_batches(4, None) == ((0, 1, 2, 3),)
+
+
+@pytest.mark.parametrize("text", ["adam", "adam:weight_decay=0.1", "adamw:weight_decay=0.1", "adam:eps=0.001"])
+def test_one_step_of_adam_bounds_the_gradient(text: str) -> None:
+    rng = torch.Generator().manual_seed(0)
+    grads = torch.randn(2000, generator=rng) * 10 ** (-12 * torch.rand(2000, generator=rng))
+    grads[:100] = 0
+    weights, optimiser = torch.randn(2000, generator=rng) / 10, parse_optimiser(text)
+    leaf = nn.Parameter(weights.clone())
+    leaf.grad = grads.clone()
+    rule = torch.optim.AdamW if optimiser.kind == "adamw" else torch.optim.Adam
+    rule([leaf], 0.001, eps=optimiser.eps, weight_decay=optimiser.weight_decay).step()
+    low, high = bound_gradient(optimiser, 0.001, {"w": weights}, {"w": leaf.detach()})
+    assert ((low["w"] <= grads) & (grads <= high["w"])).all()
+    narrow = (high["w"] - low["w"]) < 0.2 * grads.abs()
+    assert narrow.sum() > (
+        300 if not optimiser.weight_decay or optimiser.kind == "adamw" else 0
+    )  # sizes, not signs alone
+    assert (low["w"].isfinite() | high["w"].isfinite()).all()

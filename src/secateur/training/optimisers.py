@@ -1,21 +1,25 @@
 """A client's optimiser: the update rule, the learning rate and the examples of every local step.
 
 The simulated client and its attacker take the same steps. A step is `params - rate * direction`, and the direction is a
-function of gradients that has slopes itself. So an attacker can train on trial pictures, and compare the updates. The
-rules are those of torch.optim. `parse_optimiser` reads the text `sgd:momentum=0.9`.
+function of gradients that has slopes itself. So an attacker can train on trial pictures, and compare the updates
+(`LocalSteps.unroll`). The rules are those of torch.optim. `parse_optimiser` reads the text `sgd:momentum=0.9`.
 """
 
 from __future__ import annotations
 
 import math
-from dataclasses import fields
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, fields, replace
 from typing import Any, NamedTuple
 
 import torch
+from torch import Generator, Tensor
 
 from secateur.errors import WrongInput, check_number, check_numbers, check_whole, unknown
-from secateur.interfaces import Optimiser, Params
+from secateur.interfaces import PLAIN_SGD, Knowledge, Optimiser, Params
 
+Batches = tuple[tuple[int, ...], ...]  # the indices of every step among the examples of a turn; () stands for all
+ROUNDED = 8  # units in the last place by which a step of Adam may be rounded
 KINDS, SCHEDULES = ("sgd", "adam", "adamw"), ("constant", "step", "cosine")
 COMMON = ("weight_decay", "schedule", "step_size", "gamma")
 SETTINGS = {  # that a kind has
@@ -85,6 +89,96 @@ def _take_adam(optimiser: Optimiser, grads: Params, moments: Moments, softness: 
     return direction, Moments(first, second, step)
 
 
+@dataclass(frozen=True)
+class LocalSteps:
+    """The local steps of a client's turn: the examples and the learning rate of every step, and the rule."""
+
+    batches: Batches
+    rates: tuple[float, ...]
+    optimiser: Optimiser = PLAIN_SGD
+    softness: float = 0.0  # of the rule, see `take_step`
+
+    @property
+    def is_gradient(self) -> bool:
+        """True if the turn shows one gradient of all examples."""
+        return len(self.batches) == 1 and self.optimiser.is_plain
+
+    def unroll(
+        self, params: Params, differentiate: Callable[[Params, Sequence[int], int], Params]
+    ) -> tuple[Params, Params]:
+        """Return the turn's change of the weights, divided by minus its first rate, and the weights after it.
+
+        For plain gradient descent at a constant rate the first is the sum of the gradients.
+
+        Args:
+            params: the weights before the first step.
+            differentiate: weights, the examples and the number of a step -> the gradient of its loss.
+        """
+        total: Params = {}
+        moments = START
+        for number, (rows, rate) in enumerate(zip(self.batches, self.rates, strict=True)):
+            grads = differentiate(params, rows, number)
+            direction, moments = take_step(self.optimiser, params, grads, moments, self.softness)
+            share = rate / self.rates[0]
+            total = {name: total[name] + share * value if total else value for name, value in direction.items()}
+            params = {name: params[name] - rate * value for name, value in direction.items()}
+        return total, params
+
+
+def undo_first_step(optimiser: Optimiser, change: Params, params: Params) -> Params:
+    """Return the gradient that the first step of SGD shows by its direction `change` from the weights `params`."""
+    share = 1 + optimiser.momentum if optimiser.nesterov else 1.0
+    if not optimiser.weight_decay and share == 1:
+        return change
+    return {name: value / share - optimiser.weight_decay * params[name] for name, value in change.items()}
+
+
+def bound_gradient(optimiser: Optimiser, rate: float, sent: Params, received: Params) -> tuple[Params, Params]:
+    """Return the lowest and the highest gradient by which the first step of Adam leads from one model to the other.
+
+    The step is rate * u with u = g / (|g| + eps), so |g| = eps |u| / (1 - |u|). Weights are rounded: |u| is known to
+    about a unit in the last place of the weight, divided by the rate. So small gradients are known well. Of large ones
+    the sign is known, and a size that they exceed. |u| never exceeds 1. A larger one shows more noise than rounding.
+    """
+    lows, highs = {}, {}
+    for name, after in received.items():
+        before, type_info = sent[name], torch.finfo(after.dtype)
+        direction = (before.double() - after.double()) / rate
+        if optimiser.kind == "adamw":
+            direction = direction - optimiser.weight_decay * before
+        rounds = 2 if optimiser.kind == "adamw" else 1  # it decays the weights first
+        unit = torch.maximum(before.abs(), after.abs()).double() * rounds * type_info.eps
+        slack = (unit / rate).clamp_min(ROUNDED * type_info.eps)
+        slack = slack.clamp_min(float((direction.abs().amax() - 1).clamp_min(0))) if direction.numel() else slack
+        eps = max(optimiser.eps, type_info.tiny)
+        sure = eps / slack  # a larger gradient cannot be told from an infinite one
+        bounds = [_undo_adam(direction + shift, eps, sure) for shift in (-slack, slack)]
+        bounds = [torch.minimum(bounds[0], sure), torch.maximum(bounds[1], -sure)]
+        if optimiser.kind == "adam" and optimiser.weight_decay:
+            bounds = [bound - optimiser.weight_decay * before for bound in bounds]
+        lows[name], highs[name] = (bound.to(after.dtype) for bound in bounds)
+    return lows, highs
+
+
+def _undo_adam(direction: Tensor, eps: float, sure: Tensor) -> Tensor:
+    """Return the gradient of a direction of Adam's first step; infinite if it exceeds `sure`."""
+    size = eps * direction.abs() / (1 - direction.abs()).clamp_min(torch.finfo(torch.float64).tiny)
+    return torch.where((direction.abs() >= 1) | (size > sure), torch.inf, size).copysign(direction)
+
+
+ONE_GRADIENT = LocalSteps(((),), (1.0,))  # of all examples
+
+
+def read_steps(knowledge: Knowledge) -> LocalSteps:
+    """Return the local steps of a client that sends weights, as its attacker knows them."""
+    schedule, rate = knowledge.optimiser.schedule, knowledge.learning_rate
+    if not rate and isinstance(schedule, str):
+        raise WrongInput("learning_rate", "is needed to turn weights into gradients; use the client's, above 0")
+    local = (knowledge.local_batch, knowledge.local_steps, knowledge.local_epochs)
+    batches = list_batches(knowledge.batch_size, *local)
+    return LocalSteps(batches, list_rates(knowledge.optimiser, rate or 0.0, len(batches)), knowledge.optimiser)
+
+
 def list_rates(optimiser: Optimiser, learning_rate: float, steps: int) -> tuple[float, ...]:
     """Return the learning rate of every step of a turn; a cosine falls over the turn.
 
@@ -104,7 +198,7 @@ def list_rates(optimiser: Optimiser, learning_rate: float, steps: int) -> tuple[
     return tuple(learning_rate * gamma ** (step // optimiser.step_size) for step in range(steps))
 
 
-def list_batches(size: int, batch: int | None, steps: int = 1, epochs: int | None = None) -> list[list[int]]:
+def list_batches(size: int, batch: int | None, steps: int = 1, epochs: int | None = None) -> Batches:
     """Return the examples of every local step, as indices below `size`.
 
     Steps take the next `batch` examples, cyclically, or all. Epochs take every example once, in order; their last batch
@@ -113,12 +207,29 @@ def list_batches(size: int, batch: int | None, steps: int = 1, epochs: int | Non
 
     Example:
         >>> list_batches(5, 2, epochs=1), list_batches(3, 2, steps=2), list_batches(2, None, steps=2)
-        ([[0, 1], [2, 3], [4]], [[0, 1], [2, 0]], [[0, 1], [0, 1]])
+        (((0, 1), (2, 3), (4,)), ((0, 1), (2, 0)), ((0, 1), (0, 1)))
     """
     width = size if batch is None else batch
     if epochs is None:
-        return [[row % size for row in range(step * width, (step + 1) * width)] for step in range(steps)]
-    return [list(range(first, min(first + width, size))) for first in range(0, size, width)] * epochs
+        return tuple(tuple(row % size for row in range(step * width, (step + 1) * width)) for step in range(steps))
+    return tuple(tuple(range(first, min(first + width, size))) for first in range(0, size, width)) * epochs
+
+
+def shuffle_epochs(turn: LocalSteps, epochs: int, rng: Generator) -> LocalSteps:
+    """Return the turn of a client that draws a new order for every epoch but the first, whose order it may choose.
+
+    Example:
+        >>> turn = LocalSteps(list_batches(4, 3, epochs=2), (0.1,) * 4)
+        >>> shuffle_epochs(turn, 2, Generator().manual_seed(0)).batches
+        ((0, 1, 2), (3,), (2, 0, 1), (3,))
+    """
+    count = len(turn.batches) // epochs
+    first = turn.batches[:count]
+    rows, batches = [row for batch in first for row in batch], list(first)
+    for _ in range(1, epochs):
+        order = iter([rows[i] for i in torch.randperm(len(rows), generator=rng).tolist()])
+        batches += [tuple(next(order) for _ in batch) for batch in first]
+    return replace(turn, batches=tuple(batches))
 
 
 def parse_optimiser(text: str) -> Optimiser:

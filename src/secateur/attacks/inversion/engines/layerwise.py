@@ -108,8 +108,10 @@ def explain_unsupported(problem: Problem) -> str | None:
     """Return the reason why the layer-wise engine cannot take a problem, or None where it can."""
     if problem.own_weights:
         return "every trial has weights of its own"
-    if problem.steps > 1:
+    if not problem.turn.is_gradient:
         return "local steps are unrolled"
+    if problem.bounds is not None:
+        return "the update shows bounds of the gradient"
     if problem.compression is not None:
         return "the trial's gradient is compressed"
     return _check_parameters(problem.net) or _check_calls(problem.net)
