@@ -33,12 +33,12 @@ def notes(rows, metric):
 
 
 def test_pictures_of_adam_clients_come_back_and_a_filter_that_does_nothing_is_called_so(tmp_path):
-    settings = "num-server-rounds=2 batch-size=1 examples=1"
+    settings = "num-server-rounds=1 batch-size=1 examples=1"
     arguments = ("--out", tmp_path, "--run-config", settings, "--defense", "none,dgp", "--attack", ATTACKS)
-    done = audit(*arguments, "--attack-clients", 3, "--iterations", 400)
+    done = audit(*arguments, "--attack-clients", 3, "--iterations", 300)
     assert done.returncode == 0, done.stderr[-3000:]
     rows = load_rows(tmp_path)
-    assert max(values(rows, "psnr_max", "none")) > 20
+    assert max(values(rows, "psnr_max", "none")) > 15 and max(values(rows, "recognisable", "none")) == 1
     assert "1 step of 1 example (1 pass over 1) by adam, learning rate 0.001" in notes(rows, "local_steps")
     change = notes(rows, "update_change")
     assert "the app's 1 mod changes nothing" in change and "changed by dgp" in change
@@ -46,7 +46,7 @@ def test_pictures_of_adam_clients_come_back_and_a_filter_that_does_nothing_is_ca
     assert values(rows, "bytes_up", "dgp")[-1] < 0.5 * values(rows, "bytes_up", "none")[-1]
     assert 0 <= values(rows, "test_accuracy", "none")[-1] <= 1
     assert "mod changes nothing" in (tmp_path / "report.html").read_text().replace("&#39;", "'")
-    again = audit(*arguments, "--attack-clients", 3, "--iterations", 400)
+    again = audit(*arguments, "--attack-clients", 3, "--iterations", 300)
     assert again.returncode == 0 and "round" not in again.stderr  # nothing is run twice
     assert [row.to_json() for row in load_rows(tmp_path)] == [row.to_json() for row in rows]
 

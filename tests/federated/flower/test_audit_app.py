@@ -13,13 +13,17 @@ from torch.nn.functional import cross_entropy, mse_loss
 from secateur.config import AuditApp, read
 from secateur.defenses.top_k import TopK
 from secateur.errors import WrongInput
-from secateur.experiments.audit_app import describe_change, plan
-from secateur.federated.flower.app_run import ObservedGrid
+from secateur.experiments.audit_app import attack_turns, describe_change, describe_clients, list_rounds, plan
+from secateur.federated.checkpoint import FederationLog
+from secateur.federated.flower.app_run import AppRound, ObservedGrid
 from secateur.federated.flower.app_turn import AppTurn, describe_training, name_arrays, scale_of
 from secateur.federated.flower.link import arrays_of, tensors_of
 from secateur.federated.flower.probe import ORDER, Probe, ProbedApp, read_optimiser
 from secateur.federated.flower.project import read_project
 from secateur.interfaces import Optimiser
+from secateur.report.page import write_page
+from secateur.report.update_verdict import judge_federations
+from secateur.runs.folder import open_run
 
 PROJECT = """
 [project]
@@ -247,3 +251,18 @@ def test_the_grid_counts_decodes_and_orders_probes_that_the_app_does_not_see(pro
     grid.stopped = True
     with pytest.raises(KeyboardInterrupt):
         grid.pull_messages([])
+
+
+def test_an_app_that_cannot_be_attacked_has_a_page_that_says_so(project, tmp_path):
+    config = read(AuditApp, None, {"app": project, "attack": "ig:tv=0.1"})
+    extra = {"base_pruning": "none", "broadcast": "masked", "clients": 10, "view": "update", "settings": ""}
+    labels = {"model": "Net", "dataset": "mine", "seed": 0, "defense": "none", "pruner": "none", "extra": extra}
+    turn, log = turn_of(network(), make=torch.optim.RMSprop), FederationLog()
+    log.rows += [*list_rounds(labels, {1: AppRound(up=10, down=20, arrived=1)}), *describe_clients(labels, [turn], 0)]
+    attack_turns(config, [turn], labels, config.defense[0], torch.device("cpu"), log)
+    (verdict,) = judge_federations(log.rows)
+    assert verdict.badge.text == "Nothing was measured" and "its optimiser is RMSprop" in verdict.text
+    with open_run(tmp_path / "run", "audit-app", {}) as run:
+        run.add(log.rows)
+    page = write_page([tmp_path / "run"]).read_text()
+    assert "It cannot be imitated" in page and "What is sent is the trained model, unchanged." in page
