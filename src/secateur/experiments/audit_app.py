@@ -29,7 +29,7 @@ from secateur.federated.attacks.observer import RoundView
 from secateur.federated.attacks.schedule import AttackSchedule
 from secateur.federated.checkpoint import FederationLog
 from secateur.federated.result_rows import settings_of
-from secateur.interfaces import Batch, Knowledge
+from secateur.interfaces import Knowledge
 from secateur.progress import Advance, progress
 from secateur.report import page_afterwards
 from secateur.runs.artifacts import Result
@@ -200,17 +200,17 @@ def attack_turns(
 ) -> None:
     """Attack turns, those of a round together where their clients did alike; add rows and figures to the log."""
     attacks = list_attacks(config)
-    groups: dict[Any, list[tuple[AppTurn, Knowledge, Batch]]] = {}
+    groups: dict[Any, list[tuple[AppTurn, Knowledge]]] = {}
     for turn in turns:
         try:
-            known, truth = turn.know(config.mean, config.std, device)
+            known = turn.know(config.mean, config.std, device)
         except WrongInput as error:
             log.rows += report_refusal(attacks, with_extras(labels, round=turn.round), error, turn.training.client)
             continue
-        alike = (turn.round, truth.size, known.local_batch, known.local_epochs, known.optimiser)
-        groups.setdefault(alike, []).append((turn, known, truth))
+        alike = (turn.round, known.batch_size, known.local_batch, known.local_epochs, known.optimiser)
+        groups.setdefault(alike, []).append((turn, known))
     for (number, *_), members in groups.items():
-        known, seen = members[0][1], [turn.show(truth, device) for turn, _, truth in members]
+        known, seen = members[0][1], [turn.show(device) for turn, _ in members]
         mounted = []
         for attack in attacks:
             try:

@@ -105,10 +105,10 @@ def test_a_turn_is_compared_imitated_and_known():
     turn = turn_of(network())
     assert turn.compare() == pytest.approx((0, 1, 1))
     assert turn.imitate() < 1e-4
-    known, truth = turn.know((), (), torch.device("cpu"))
+    known, truth = turn.know((), (), torch.device("cpu")), turn.show(torch.device("cpu")).truth
     inputs, labels = train(network())
-    assert truth.size == 5 and sorted(truth.labels.tolist()) == sorted(labels.tolist())
-    assert torch.allclose(truth.inputs.sum(), inputs.sum())
+    assert truth.size == 10 and sorted(truth.labels[:5].tolist()) == sorted(labels.tolist())
+    assert torch.allclose(truth.inputs[:5].sum(), inputs.sum())
     assert (known.local_epochs, known.local_batch, known.batch_size, known.local_steps) == (2, 2, 5, 6)
     assert known.mean.flatten().tolist() == known.std.flatten().tolist() == [0.5]
     assert "6 steps of 1 or 2 examples (2 passes over 5) by adam, learning rate 0.01" in describe_training(

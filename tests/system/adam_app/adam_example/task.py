@@ -14,14 +14,14 @@ class Net(nn.Module):
 
     def __init__(self):
         super().__init__()
-        self.conv1 = nn.Conv2d(1, 12, 3, padding=1)
-        self.conv2 = nn.Conv2d(12, 12, 3, stride=2, padding=1)
-        self.fc1 = nn.Linear(12 * 4 * 4, 32)
-        self.fc2 = nn.Linear(32, 10)
+        self.conv1 = nn.Conv2d(1, 32, 3, padding=1)
+        self.conv2 = nn.Conv2d(32, 32, 3, stride=2, padding=1)
+        self.fc1 = nn.Linear(32 * 4 * 4, 64)
+        self.fc2 = nn.Linear(64, 10)
 
     def forward(self, x):
         x = F.relu(self.conv2(F.relu(self.conv1(x))))
-        x = x.view(-1, 12 * 4 * 4)
+        x = x.view(-1, 32 * 4 * 4)
         return self.fc2(F.relu(self.fc1(x)))
 
 
