@@ -208,6 +208,9 @@ class Nodes:
     def __init__(self, app):
         self.app, self.pending, self.homes = app, {}, {7: talking.context(0, 7), 8: talking.context(1, 8)}
 
+    def get_node_ids(self):
+        return list(self.homes)
+
     def push_messages(self, messages):
         for message in messages:
             ident = str(len(self.pending))
@@ -248,6 +251,10 @@ def test_the_grid_counts_decodes_and_orders_probes_that_the_app_does_not_see(pro
     assert turn.training.client == 0 and turn.training.nets == [] and not list(tmp_path.glob("*.pt"))
     failed = app(talking.asked(model, 3), talking.context())
     assert failed.error.reason == "OSError: the disk is full"
+    waiting = ObservedGrid(Nodes(app), [0], [1], tmp_path, words.append)
+    with pytest.raises(WrongInput, match="waits for more than 2 clients"):
+        for _ in range(1000):
+            waiting.get_node_ids()
     grid.stopped = True
     with pytest.raises(KeyboardInterrupt):
         grid.pull_messages([])

@@ -205,7 +205,9 @@ class ProbedApp(ClientApp):
                 return app(message, context)
             with Probe(client) as probe:
                 reply = app(message, context)
-            torch.save(probe.training, file)
+            from ray import cloudpickle  # takes networks that pickle refuses, such as those of a notebook
+
+            torch.save(probe.training, file, pickle_module=cloudpickle)
             return reply
 
         try:
