@@ -119,7 +119,7 @@ def measure(config: AuditApp, project: AppProject, defense: Defense, seed: int, 
         raise WrongInput("attack_at", f"no attacked client took part in round {config.attack_at}; {rounds}")
     turns = sorted(seen.turns, key=lambda turn: (turn.round, turn.training.client))
     network = type(turns[0].training.nets[0]).__name__ if turns[0].training.nets else "network"
-    extra = {"base_pruning": "none", "broadcast": "masked", "clients": config.clients, "view": "update"}
+    extra = {"app": True, "base_pruning": "none", "broadcast": "whole", "clients": config.clients, "view": "update"}
     extra |= {"settings": settings_of(*defense.parts)}
     extra |= {"local_batch": turns[0].training.steps[0].size} if turns[0].training.steps else {}
     labels = {"model": network, "dataset": project.name, "seed": seed, "defense": str(defense), "pruner": "none"}

@@ -262,13 +262,17 @@ def test_the_grid_counts_decodes_and_orders_probes_that_the_app_does_not_see(pro
 
 def test_an_app_that_cannot_be_attacked_has_a_page_that_says_so(project, tmp_path):
     config = read(AuditApp, None, {"app": project, "attack": "ig:tv=0.1"})
-    extra = {"base_pruning": "none", "broadcast": "masked", "clients": 10, "view": "update", "settings": ""}
+    extra = {"app": True, "base_pruning": "none", "broadcast": "whole", "clients": 10, "view": "update", "settings": ""}
     labels = {"model": "Net", "dataset": "mine", "seed": 0, "defense": "none", "pruner": "none", "extra": extra}
     turn, log = turn_of(network(), make=torch.optim.RMSprop), FederationLog()
     log.rows += [*list_rounds(labels, {1: AppRound(up=10, down=20, arrived=1)}), *describe_clients(labels, [turn], 0)]
     attack_turns(config, [turn], labels, config.defense[0], torch.device("cpu"), log)
     (verdict,) = judge_federations(log.rows)
-    assert verdict.badge.text == "Nothing was measured" and "its optimiser is RMSprop" in verdict.text
+    assert (
+        verdict.subject == "the app"
+        and verdict.badge.text == "Nothing was measured"
+        and "its optimiser is RMSprop" in verdict.text
+    )
     with open_run(tmp_path / "run", "audit-app", {}) as run:
         run.add(log.rows)
     page = write_page([tmp_path / "run"]).read_text()
