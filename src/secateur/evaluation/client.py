@@ -25,6 +25,7 @@ from secateur.defenses.precode import Precode, bottleneck_of, with_bottleneck, w
 from secateur.errors import WrongInput
 from secateur.functional import noise_of
 from secateur.interfaces import (
+    PLAIN_SGD,
     Batch,
     Gradient,
     InversionAttack,
@@ -50,6 +51,7 @@ GUESSES: Mapping[Adaptive, str] = {
     "mask": "that small entries are noise where something was dropped",
     "loss": "the client's loss",
 }
+NAIVE = "but takes its steps as one of plain gradient descent"
 Target = Batch | Gradient | Weights  # examples that the client makes an update of, or a captured update
 
 
@@ -81,6 +83,8 @@ class AttackedClient:
             remembered = ["which entries the client sent last"] if self.guard.sent or self.repeats > 1 else []
         remembered += [f"that its last {rounds} rounds are of the same examples"] if rounds > 1 else []
         known = self.truthful if adaptive == "loss" else self.knowledge
+        if self.sends_weights and not getattr(attack, "unrolls", True):
+            known, remembered = replace(known, optimiser=PLAIN_SGD, local_epochs=None), [*remembered, NAIVE]
         known = replace(known, compression=compression)
         return replace(self, knowledge=known, adaptive=adaptive, remembered=tuple(remembered))
 
@@ -202,7 +206,8 @@ class AttackedClient:
         facts = ["one example an update" if size == 1 else f"{size} examples an update", "how pixels become inputs"]
         facts += ["the labels"] if self.tells_labels else []
         facts += ["the batch's BatchNorm statistics"] if self.tells_statistics else []
-        facts += describe_local(self.knowledge) if self.sends_weights else []
+        if self.sends_weights:
+            facts += ["the client's steps and learning rate", *describe_local(self.knowledge)]
         facts += ["a generator of such pictures"] if self.knowledge.generator is not None else []
         if self.adaptive != "none":
             facts += ["the client's compression" if self.knowledge.compression is not None else GUESSES[self.adaptive]]
@@ -229,11 +234,9 @@ def describe_weights(knowledge: Knowledge) -> str:
 
 
 def describe_local(knowledge: Knowledge) -> list[str]:
-    """Return the attacker's knowledge of the local training, as phrases."""
-    phrases = ["the client's steps and learning rate"]
-    phrases += [] if knowledge.optimiser.is_plain else [f"its optimiser ({write_optimiser(knowledge.optimiser)})"]
-    several = knowledge.local_batch is not None and knowledge.local_batch < knowledge.batch_size
-    return phrases + (["not which examples a step has"] if several else [])
+    """Return the attacker's knowledge of the local training beside its steps and learning rate, as phrases."""
+    phrases = [] if knowledge.optimiser.is_plain else [f"its optimiser ({write_optimiser(knowledge.optimiser)})"]
+    return phrases + ([] if knowledge.local_epochs is None else ["not the order of its examples"])
 
 
 @dataclass(frozen=True, eq=False)

@@ -29,7 +29,7 @@ from secateur.federated.attacks.observer import RoundView
 from secateur.federated.attacks.schedule import AttackSchedule
 from secateur.federated.checkpoint import FederationLog
 from secateur.federated.result_rows import settings_of
-from secateur.interfaces import Batch, Knowledge
+from secateur.interfaces import Knowledge
 from secateur.progress import Advance, progress
 from secateur.report import page_afterwards
 from secateur.runs.artifacts import Result
@@ -119,7 +119,7 @@ def measure(config: AuditApp, project: AppProject, defense: Defense, seed: int, 
         raise WrongInput("attack_at", f"no attacked client took part in round {config.attack_at}; {rounds}")
     turns = sorted(seen.turns, key=lambda turn: (turn.round, turn.training.client))
     network = type(turns[0].training.nets[0]).__name__ if turns[0].training.nets else "network"
-    extra = {"base_pruning": "none", "broadcast": "masked", "clients": config.clients, "view": "update"}
+    extra = {"app": True, "base_pruning": "none", "broadcast": "whole", "clients": config.clients, "view": "update"}
     extra |= {"settings": settings_of(*defense.parts)}
     extra |= {"local_batch": turns[0].training.steps[0].size} if turns[0].training.steps else {}
     labels = {"model": network, "dataset": project.name, "seed": seed, "defense": str(defense), "pruner": "none"}
@@ -200,17 +200,17 @@ def attack_turns(
 ) -> None:
     """Attack turns, those of a round together where their clients did alike; add rows and figures to the log."""
     attacks = list_attacks(config)
-    groups: dict[Any, list[tuple[AppTurn, Knowledge, Batch]]] = {}
+    groups: dict[Any, list[tuple[AppTurn, Knowledge]]] = {}
     for turn in turns:
         try:
-            known, truth = turn.know(config.mean, config.std, device)
+            known = turn.know(config.mean, config.std, device)
         except WrongInput as error:
             log.rows += report_refusal(attacks, with_extras(labels, round=turn.round), error, turn.training.client)
             continue
-        alike = (turn.round, truth.size, known.local_batch, known.local_epochs, known.optimiser)
-        groups.setdefault(alike, []).append((turn, known, truth))
+        alike = (turn.round, known.batch_size, known.local_batch, known.local_epochs, known.optimiser)
+        groups.setdefault(alike, []).append((turn, known))
     for (number, *_), members in groups.items():
-        known, seen = members[0][1], [turn.show(truth, device) for turn, _, truth in members]
+        known, seen = members[0][1], [turn.show(device) for turn, _ in members]
         mounted = []
         for attack in attacks:
             try:

@@ -32,7 +32,7 @@ from secateur.gpu.client_ops import copies, descend, erase
 from secateur.gpu.precision import tf32
 from secateur.gpu.stacked_layers import Products
 from secateur.inference import to_channels_last
-from secateur.interfaces import Batch, ClientResult, CustomTurn, Loss, Mask, Params
+from secateur.interfaces import Batch, ClientResult, CustomTurn, Loss, Mask, Optimiser, Params
 
 Objective = Callable[..., Tensor]  # (params, buffers, inputs, labels, *noise) -> the loss, or (clients,) losses
 Choose = Callable[[Params, Params], Mask]  # (weights, dense gradient) -> a client's own mask; runs under vmap
@@ -77,7 +77,12 @@ class LocalTraining:
     @property
     def is_plain(self) -> bool:
         """True if the trained weights are the start minus the learning rate times the sum of the gradients."""
-        return self.momentum == 0 and self.weight_decay == 0
+        return self.optimiser.is_plain
+
+    @property
+    def optimiser(self) -> Optimiser:
+        """The optimiser, as an attacker unrolls it."""
+        return Optimiser("sgd", self.momentum, weight_decay=self.weight_decay)
 
 
 @dataclass(frozen=True, eq=False)

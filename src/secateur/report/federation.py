@@ -271,7 +271,8 @@ def name_federation(labels: Labels) -> str:
         >>> name_federation({"base_pruning": "none", "defense": "priprune"})
         'no pruning, priprune'
     """
-    base = "no pruning" if labels["base_pruning"] == "none" else str(labels["base_pruning"])
+    plain = "the app" if labels.get("app") else "no pruning"
+    base = plain if labels["base_pruning"] == "none" else str(labels["base_pruning"])
     base += ", broadcast dense" if labels.get("broadcast") == "dense" else ""
     base += ", only the sum seen" if labels.get("view") == "sum" else ""
     return base if labels["defense"] == "none" else f"{base}, {labels['defense']}"

@@ -20,6 +20,7 @@ from secateur.interfaces import PLAIN_SGD, Knowledge, Optimiser, Params
 
 Batches = tuple[tuple[int, ...], ...]  # the indices of every step among the examples of a turn; () stands for all
 ROUNDED = 8  # units in the last place by which a step of Adam may be rounded
+NOISY = 0.9  # share of a tensor's entries whose noise is taken as that of all
 KINDS, SCHEDULES = ("sgd", "adam", "adamw"), ("constant", "step", "cosine")
 COMMON = ("weight_decay", "schedule", "step_size", "gamma")
 SETTINGS = {  # that a kind has
@@ -149,7 +150,10 @@ def bound_gradient(optimiser: Optimiser, rate: float, sent: Params, received: Pa
         rounds = 2 if optimiser.kind == "adamw" else 1  # it decays the weights first
         unit = torch.maximum(before.abs(), after.abs()).double() * rounds * type_info.eps
         slack = (unit / rate).clamp_min(ROUNDED * type_info.eps)
-        slack = slack.clamp_min(float((direction.abs().amax() - 1).clamp_min(0))) if direction.numel() else slack
+        excess = (direction.abs() - 1).clamp_min(0)
+        if excess.numel():  # a few entries may be withheld, and say nothing of the others
+            common = excess.flatten().kthvalue(math.ceil(NOISY * excess.numel())).values
+            slack = torch.maximum(slack, torch.maximum(excess, common))
         eps = max(optimiser.eps, type_info.tiny)
         sure = eps / slack  # a larger gradient cannot be told from an infinite one
         bounds = [_undo_adam(direction + shift, eps, sure) for shift in (-slack, slack)]

@@ -11,7 +11,8 @@ from torch import nn
 import secateur
 from alone import pictures
 from secateur import tree
-from secateur.attacks.inversion.updates import gradient_update
+from secateur.attacks.inversion.gradient_matching import aim_at
+from secateur.attacks.inversion.updates import gradient_update, weights_update
 from secateur.config import defense, inversion
 from secateur.defenses.error_feedback import upload_of
 from secateur.errors import WrongInput
@@ -25,6 +26,7 @@ from secateur.federated.faults import Faults
 from secateur.federated.sampling import Sampler, sampler_of
 from secateur.federated.spec import FederationSpec
 from secateur.interfaces import Gradient, Weights
+from secateur.training.optimisers import read_steps
 from tiny_rules import LOCAL, ROWS, Half, Moving, Noisy, Stale, Withhold, bn_net, federation, plain_net, run, shares
 
 ONE = LocalTraining(1, None, 4, 0.1)
@@ -392,6 +394,50 @@ def test_where_a_changed_network_holds_the_old_one():
     assert prefix_of(own, {"imprint.0.weight": torch.ones(9)} | {f"net.{n}": v for n, v in own.items()}) == "net."
     with pytest.raises(WrongInput, match="does not hold"):
         prefix_of(own, {"net.0.weight": torch.ones(2, 3)})
+
+
+# Clients that do not descend plainly ------------------------------------------------------------------------------
+@pytest.mark.parametrize("method", ["fedavg", "fedsgd"])
+@pytest.mark.parametrize(
+    "local",
+    [
+        LocalTraining(1, None, 4, 0.1, weight_decay=0.3),
+        LocalTraining(2, None, 3, 0.1, momentum=0.9, weight_decay=0.01),
+        LocalTraining(None, 1, 5, 0.1, momentum=0.9),
+        LocalTraining(None, 2, 8, 0.1, weight_decay=0.1),
+    ],
+)
+def test_momentum_decay_and_epochs_are_unrolled(local, method, monkeypatch):
+    """The attacker's steps lead from the sent model to the update, at the truth and in its order."""
+    if method == "fedsgd" and local.steps != 1:
+        pytest.skip("fedsgd sends one gradient")
+    sizes = [len(share) for share in shares()]
+    uneven = (shares()[0][: sizes[0] - 2], *shares()[1:])
+    fed, attacker, log = attacked(local=local, method=method, shares=uneven, orders=AttackSchedule(every=4, who="all"))
+    seen, attack = [], attacker._attack
+    monkeypatch.setattr(attacker, "_attack", lambda group: (seen.extend(group), attack(group)))
+    run(fed)
+    assert len(psnrs(log)) == 3 and len(seen) == (1 if local.steps else len({len(a.truths[0].labels) for a in seen}))
+    for aimed in seen:
+        known, (view,) = attacker._knowledge_of(aimed.known, aimed.truths), aimed.targets[0]
+        aim = aim_at(inversion("ig").make(), [view], known, 0)
+        if local.epochs == 2:
+            assert len(aim.turn.batches) == 2 * -(-aimed.truths[0].size // 8)
+            continue  # the order of the second epoch is not known
+        update = weights_update(
+            known.net, view.sent, aimed.truths[0], known.batchnorm, loss=known.loss, turn=read_steps(known)
+        )
+        assert isinstance(view.update, Weights)
+        for name, value in view.update.values.items():
+            torch.testing.assert_close(update.values[name], value, rtol=0, atol=1e-9)
+    (row,) = [row for row in log.rows if row.metric == "psnr"][:1]
+    assert "its optimiser (sgd:" in row.extra["knows"] and "of sgd:" in row.extra["update"]
+    assert ("not the order" in row.extra["knows"]) == (local.epochs is not None)
+
+
+def test_a_sum_of_whole_epochs_is_refused():
+    with pytest.raises(WrongInput, match="mixes trainings of several lengths"):
+        attacked(local=LocalTraining(None, 1, 4, 0.1), view="sum")
 
 
 # The sum alone ------------------------------------------------------------------------------------------------------

@@ -13,13 +13,17 @@ from torch.nn.functional import cross_entropy, mse_loss
 from secateur.config import AuditApp, read
 from secateur.defenses.top_k import TopK
 from secateur.errors import WrongInput
-from secateur.experiments.audit_app import describe_change, plan
-from secateur.federated.flower.app_run import ObservedGrid
+from secateur.experiments.audit_app import attack_turns, describe_change, describe_clients, list_rounds, plan
+from secateur.federated.checkpoint import FederationLog
+from secateur.federated.flower.app_run import AppRound, ObservedGrid
 from secateur.federated.flower.app_turn import AppTurn, describe_training, name_arrays, scale_of
 from secateur.federated.flower.link import arrays_of, tensors_of
 from secateur.federated.flower.probe import ORDER, Probe, ProbedApp, read_optimiser
 from secateur.federated.flower.project import read_project
 from secateur.interfaces import Optimiser
+from secateur.report.page import write_page
+from secateur.report.update_verdict import judge_federations
+from secateur.runs.folder import open_run
 
 PROJECT = """
 [project]
@@ -39,6 +43,8 @@ app = ClientApp()
 def train(message, context):
     assert list(message.content) == ["arrays", "config"]  # the order of the probe is not there
     assert context.run_config["batch-size"] == 32
+    if message.content["config"]["server-round"] == 3:
+        raise OSError("the disk is full")
     return Message(RecordDict({"arrays": message.content["arrays"]}), reply_to=message)
 """
 names = itertools.count()
@@ -99,10 +105,10 @@ def test_a_turn_is_compared_imitated_and_known():
     turn = turn_of(network())
     assert turn.compare() == pytest.approx((0, 1, 1))
     assert turn.imitate() < 1e-4
-    known, truth = turn.know((), (), torch.device("cpu"))
+    known, truth = turn.know((), (), torch.device("cpu")), turn.show(torch.device("cpu")).truth
     inputs, labels = train(network())
-    assert truth.size == 5 and sorted(truth.labels.tolist()) == sorted(labels.tolist())
-    assert torch.allclose(truth.inputs.sum(), inputs.sum())
+    assert truth.size == 10 and sorted(truth.labels[:5].tolist()) == sorted(labels.tolist())
+    assert torch.allclose(truth.inputs[:5].sum(), inputs.sum())
     assert (known.local_epochs, known.local_batch, known.batch_size, known.local_steps) == (2, 2, 5, 6)
     assert known.mean.flatten().tolist() == known.std.flatten().tolist() == [0.5]
     assert "6 steps of 1 or 2 examples (2 passes over 5) by adam, learning rate 0.01" in describe_training(
@@ -202,6 +208,9 @@ class Nodes:
     def __init__(self, app):
         self.app, self.pending, self.homes = app, {}, {7: talking.context(0, 7), 8: talking.context(1, 8)}
 
+    def get_node_ids(self):
+        return list(self.homes)
+
     def push_messages(self, messages):
         for message in messages:
             ident = str(len(self.pending))
@@ -240,6 +249,31 @@ def test_the_grid_counts_decodes_and_orders_probes_that_the_app_does_not_see(pro
     assert record.accuracy == pytest.approx((0.7 + 3 * 0.8) / 4)
     (turn,) = grid.result.turns
     assert turn.training.client == 0 and turn.training.nets == [] and not list(tmp_path.glob("*.pt"))
+    failed = app(talking.asked(model, 3), talking.context())
+    assert failed.error.reason == "OSError: the disk is full"
+    waiting = ObservedGrid(Nodes(app), [0], [1], tmp_path, words.append)
+    with pytest.raises(WrongInput, match="waits for more than 2 clients"):
+        for _ in range(1000):
+            waiting.get_node_ids()
     grid.stopped = True
     with pytest.raises(KeyboardInterrupt):
         grid.pull_messages([])
+
+
+def test_an_app_that_cannot_be_attacked_has_a_page_that_says_so(project, tmp_path):
+    config = read(AuditApp, None, {"app": project, "attack": "ig:tv=0.1"})
+    extra = {"app": True, "base_pruning": "none", "broadcast": "whole", "clients": 10, "view": "update", "settings": ""}
+    labels = {"model": "Net", "dataset": "mine", "seed": 0, "defense": "none", "pruner": "none", "extra": extra}
+    turn, log = turn_of(network(), make=torch.optim.RMSprop), FederationLog()
+    log.rows += [*list_rounds(labels, {1: AppRound(up=10, down=20, arrived=1)}), *describe_clients(labels, [turn], 0)]
+    attack_turns(config, [turn], labels, config.defense[0], torch.device("cpu"), log)
+    (verdict,) = judge_federations(log.rows)
+    assert (
+        verdict.subject == "the app"
+        and verdict.badge.text == "Nothing was measured"
+        and "its optimiser is RMSprop" in verdict.text
+    )
+    with open_run(tmp_path / "run", "audit-app", {}) as run:
+        run.add(log.rows)
+    page = write_page([tmp_path / "run"]).read_text()
+    assert "It cannot be imitated" in page and "What is sent is the trained model, unchanged." in page

@@ -159,14 +159,26 @@ class InversionObserver(Observer):
         compress = self.compress
         if compress is not None and getattr(mounted, "adaptive", "none") == "reapply":  # after the base pruning's mask
             known = replace(known, compression=lambda grads: compress(tree.mask_tree(grads, look.mask)))
-        truths = [Batch(one.truth.inputs.to(known.mean), one.truth.labels) for one in seen]
+        sizes = sorted({one.truth.size for one in seen})  # of whole epochs clients have several
+        for size in sizes:
+            alike = [one for one in seen if one.truth.size == size]
+            self._await(attack, look.round, known, alike, pools=len(sizes) == 1 and len(seen) > 1)
+
+    def _await(self, attack: Choice, number: int, known: Knowledge, seen: Sequence[ClientView], pools: bool) -> None:
+        """Let clients with equally many examples wait for an attack."""
+        truths = [self._read_truth(one, known) for one in seen]
         views = [self.following.view(one) for one in seen]
         pasts = [[past.view for past in self._history(attack, one)] for one in seen]
         targets = [[view, *past] for view, past in zip(views, pasts, strict=True)]
-        knowledge, more = self._knowledge_of(known, truths), {"round": look.round, "attacked": 1}
+        knowledge, more = self._knowledge_of(known, truths), {"round": number, "attacked": 1}
         labels = [self._labels(attack, one, knowledge, more | {"client": one.client}) for one in seen]
-        pooled = self._label_pooled(attack, seen, knowledge, look.round) if len(seen) > 1 else None
-        self.waiting.append(PendingAttack(attack, look.round, known, seen, truths, targets, labels, pooled))
+        pooled = self._label_pooled(attack, seen, knowledge, number) if pools else None
+        self.waiting.append(PendingAttack(attack, number, known, seen, truths, targets, labels, pooled))
+
+    def _read_truth(self, seen: ClientView, known: Knowledge) -> Batch:
+        """Return a client's examples; of several epochs those of the first, which has every example once."""
+        truth = Batch(seen.truth.inputs.to(known.mean), seen.truth.labels)
+        return truth if known.local_epochs is None else truth.take(torch.arange(truth.size // known.local_epochs))
 
     def _select_updates(self, look: RoundView) -> list[ClientView]:
         """Return the updates of the clients that are ordered to be attacked; a sum is always attacked."""
@@ -194,8 +206,8 @@ class InversionObserver(Observer):
         """Return the attacker's knowledge of clients that all have equally many examples."""
         labels = torch.stack([truth.labels for truth in truths]) if self.tells_labels else None
         size = truths[0].size
-        step = size // known.local_steps if known.local_epochs is None else known.local_batch
-        return replace(known, labels=labels, batch_size=size, local_batch=step)
+        batch = size // known.local_steps if known.local_epochs is None else known.local_batch
+        return replace(known, labels=labels, batch_size=size, local_batch=batch)
 
     def _labels(self, attack: Choice, seen: ClientView, known: Knowledge, more: dict[str, Any]) -> dict[str, Any]:
         """Return the labels of the rows of one attacked update."""

@@ -21,12 +21,13 @@ from secateur.catalogue import Choice
 from secateur.data.dataset import Dataset
 from secateur.defenses.uploads import makes_anew
 from secateur.errors import WrongInput
-from secateur.evaluation.client import check_pictures, scale
+from secateur.evaluation.client import NAIVE, check_pictures, describe_local, describe_weights, scale
 from secateur.federated.attacks.observer import ClientView
 from secateur.federated.attacks.schedule import Past, follows
 from secateur.federated.spec import FederationSpec
-from secateur.interfaces import Batch, InversionAttack, Knowledge, ServerView, Weights
+from secateur.interfaces import PLAIN_SGD, Batch, InversionAttack, Knowledge, ServerView, Weights
 from secateur.seeding import derive
+from secateur.training.optimisers import read_steps
 
 
 def is_active(attack: Choice) -> bool:
@@ -42,10 +43,10 @@ def reads_squares(attack: Choice) -> bool:
 def knowledge_of(net: nn.Module, data: Dataset, terms: FederationSpec, device: torch.device) -> Knowledge:
     """Return the server's knowledge of its clients' turns beside the updates."""
     check_pictures(data)
-    if terms.local.steps is None:
-        raise WrongInput("local_epochs", "cannot be combined with an attack on updates; use local_steps")
-    if not terms.local.is_plain:
-        raise WrongInput("momentum", "must be 0, as weight_decay, for an attack on updates")
+    local = terms.local
+    if local.steps is None and terms.view == "sum":
+        reason = "mixes trainings of several lengths in a sum, which no attack takes apart"
+        raise WrongInput("local_epochs", f"{reason}; use local_steps, or view: update")
     mean, std = scale(data.mean, data.std, data.inputs[: data.train_size])
     normalises = any(isinstance(module, _BatchNorm) for module in net.modules())
     private = terms.upload is not None and makes_anew(terms.upload)  # its BatchNorm normalises by running statistics
@@ -56,12 +57,14 @@ def knowledge_of(net: nn.Module, data: Dataset, terms: FederationSpec, device: t
         data.classes,
         mean.to(device, dtype),
         std.to(device, dtype),
-        batch_size=terms.local.steps * terms.local.batch_size,
-        loss=terms.local.loss,
+        batch_size=len(terms.shares[0]) if local.steps is None else local.steps * local.batch_size,
+        loss=local.loss,
         batchnorm="batch" if normalises and not private else "eval",
-        local_steps=terms.local.steps,
-        learning_rate=terms.local.learning_rate,
-        local_batch=terms.local.batch_size,
+        local_steps=local.steps or 1,
+        learning_rate=local.learning_rate,
+        local_batch=local.batch_size,
+        local_epochs=local.epochs,
+        optimiser=local.optimiser,
     )
 
 
@@ -86,11 +89,11 @@ def check_attacks(attacks: Sequence[Choice], known: Knowledge, data: Dataset, te
     for attack in attacks:
         mounted: InversionAttack = attack.make()
         net, state = mounted.tamper(known.net, tree.state_of(known.net), known, derive(0, "check"))
-        if terms.sends_gradients and terms.local.steps == 1:
+        if terms.sends_gradients and terms.local.steps == 1 and terms.local.is_plain:
             view = ServerView(state, gradient_update(net, state, batch, known.batchnorm, known.loss))
         else:
-            local = (known.local_steps, known.learning_rate or 0.1, known.local_batch)
-            view = ServerView(state, weights_update(net, state, batch, known.batchnorm, *local, known.loss))
+            update = weights_update(net, state, batch, known.batchnorm, loss=known.loss, turn=read_steps(known))
+            view = ServerView(state, update)
         tampered = replace(known, net=net)
         if terms.base.wants_squares and terms.view != "sum":
             values = read_gradient(view, tampered)
@@ -108,13 +111,15 @@ def describe_update(
     same = all(_have_same_rows(seen.rows, earlier.rows, known.local_steps == 1) for earlier in past)
     if remembers:
         extra |= {"history": len(past) + 1, "same_rows": same}
-    return extra | {"knows": ", ".join(_describe_known(seen, past, known, same, reads_squares(attack)))}
+    naive = isinstance(seen.view.update, Weights) and not getattr(attack.make(), "unrolls", True)
+    unaware = replace(known, optimiser=PLAIN_SGD, local_epochs=None) if naive else known
+    phrases = _describe_known(seen, past, unaware, same, reads_squares(attack)) + ([NAIVE] if naive else [])
+    return extra | {"knows": ", ".join(phrases)}
 
 
 def sends(known: Knowledge, seen: ClientView) -> str:
     """Return a description of an update."""
-    weights = f"weights after {known.local_steps} local step{'s' if known.local_steps > 1 else ''}"
-    whole = weights if isinstance(seen.view.update, Weights) else "gradient"
+    whole = describe_weights(known) if isinstance(seen.view.update, Weights) else "gradient"
     return whole if seen.client is not None else f"the average of {len(seen.clients)} clients' {whole}"
 
 
@@ -122,7 +127,7 @@ def _describe_known(seen: ClientView, past: Sequence[Past], known: Knowledge, sa
     """Return the attacker's knowledge as phrases."""
     size = known.batch_size
     phrases = ["one example an update" if size == 1 else f"{size} examples an update", "how pixels become inputs"]
-    phrases += ["the steps and learning rate"]
+    phrases += ["the steps and learning rate", *describe_local(known)]
     phrases += ["the labels"] if known.labels is not None else []
     phrases += ["a generator of such pictures"] if known.generator is not None else []
     phrases += ["the sizes of its gradients by their squares"] if sizes else []

@@ -219,10 +219,10 @@ class RoundObservers(Observers):
 
 
 def convert_update(terms: FederationSpec, sent: Params, values: Params) -> Gradient | Weights:
-    """Return an update as an attack takes it; gradients of several steps become the weights that they lead to."""
+    """Return an update as an attack takes it; changes that are no gradient become the weights that they lead to."""
     if not terms.sends_gradients:
         return Weights(values)
-    if terms.local.steps == 1:
+    if terms.local.steps == 1 and terms.local.is_plain:
         return Gradient(values)
     return Weights({name: sent[name] - terms.local.learning_rate * value for name, value in values.items()})
 

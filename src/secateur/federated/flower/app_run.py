@@ -32,6 +32,7 @@ from secateur.interfaces import Upload
 from secateur.seeding import derive, draw_seed
 from secateur.training.ray import connected, require_token
 
+POLLS = 60  # questions for nodes, a second or more each, after which no more nodes will come
 EXAMPLES = ("num-examples", "num_examples")  # a client's weight in an average
 
 
@@ -83,6 +84,7 @@ class ObservedGrid(Grid):
         self.stopped = False  # set from outside: all waiting ends
         self._asked: dict[str, tuple[int, Message, Path | None]] = {}  # by message: its round, and the probe's file
         self._last = 0  # round
+        self._polls = 0  # questions for nodes before the first message
 
     def set_run(self, run: Any) -> None:
         """Delegate to the inner grid."""
@@ -98,8 +100,14 @@ class ObservedGrid(Grid):
         return self.inner.create_message(*args, **kwargs)
 
     def get_node_ids(self) -> Iterable[int]:
-        """Delegate to the inner grid."""
-        return self.inner.get_node_ids()
+        """Return the nodes; refuse a server that goes on asking, because it waits for more of them."""
+        nodes = list(self.inner.get_node_ids())
+        self._polls += 1
+        if self.stopped:
+            raise KeyboardInterrupt
+        if self._polls > POLLS:
+            raise WrongInput("clients", f"the app's server waits for more than {len(nodes)} clients; use more")
+        return nodes
 
     def get_nodes(self) -> Any:
         """Delegate to the inner grid."""
@@ -107,7 +115,7 @@ class ObservedGrid(Grid):
 
     def push_messages(self, messages: Iterable[Message]) -> Iterable[str]:
         """Count messages, order probes in attacked rounds, and pass them on."""
-        messages = list(messages)
+        messages, self._polls = list(messages), -sys.maxsize
         if any(map(_trains, messages)):
             number = max(map(round_of, messages)) or self._last + 1
             if number != self._last:
@@ -172,7 +180,7 @@ class ObservedGrid(Grid):
                 values = read_update(unpack(arrays).get("update", b""), sent)
                 reply.content[name] = arrays_of(apply_update(sent, values, sent))
         if file is not None and file.exists():
-            training = torch.load(file, weights_only=False)  # of our own client, in a folder of this process
+            training = torch.load(file, "cpu", weights_only=False)  # of our own client, in our own folder
             self.result.turns.append(AppTurn(number, sent, tensors_of(_largest_record(reply.content)[1]), training))
             file.unlink()
 

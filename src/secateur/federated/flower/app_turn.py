@@ -34,14 +34,15 @@ class AppTurn:
     answer: Params  # those of the client's
     training: ClientTraining  # as a probe saw it; its examples are the evaluator's
 
-    def show(self, truth: Batch, device: torch.device) -> ClientView:
-        """Return the turn as the attacks of a federation take it."""
+    def show(self, device: torch.device) -> ClientView:
+        """Return the turn as the attacks of a federation take it, with the examples of all steps as the truth."""
         client, net = self.training.client, self.training.net
         sent, answer = (
             {name: value.to(device) for name, value in name_arrays(arrays, net).items()}
             for arrays in (self.sent, self.answer)
         )
         view = ServerView(sent, Weights({name: answer[name] for name, _ in net.named_parameters()}))
+        truth = join_steps(self.training.steps).to(device)
         return ClientView(self.round, client, view, truth, torch.arange(truth.size), {}, (client,))
 
     def compare(self) -> tuple[float, float, float]:
@@ -69,15 +70,15 @@ class AppTurn:
         update = torch.cat([(state[name] - value).double().flatten() for name, value in training.trained.items()])
         return float(gap.norm() / update.norm().clamp_min(LEAST))
 
-    def know(self, mean: Sequence[float], std: Sequence[float], device: torch.device) -> tuple[Knowledge, Batch]:
-        """Return the attacker's knowledge of the turn, and the examples; refuse a turn that no attack can imitate."""
+    def know(self, mean: Sequence[float], std: Sequence[float], device: torch.device) -> Knowledge:
+        """Return the attacker's knowledge of the turn; refuse a turn that no attack can imitate."""
         training = self.training
         net, optimiser, loss = training.net, training.optimiser, training.loss
         check_steps(training)
         epochs, truth = fold_epochs(training.steps)
         check_shape("app", "an example of a client", truth.inputs.shape[1:])
         centre, spread = scale_of(mean, std, truth.inputs)
-        known = Knowledge(
+        return Knowledge(
             net.to(device),
             tuple(truth.inputs.shape[1:]),
             training.classes,
@@ -92,7 +93,6 @@ class AppTurn:
             local_epochs=epochs,
             optimiser=optimiser,
         )
-        return known, truth.to(device)
 
 
 def describe_training(training: ClientTraining) -> str:
@@ -148,8 +148,12 @@ def fold_epochs(steps: Sequence[Batch]) -> tuple[int, Batch]:
         parts = [marks[first : first + length] for first in range(0, len(steps), length)]
         if len({tuple(sorted(mark for step in part for mark in step)) for part in parts}) == 1:
             break
-    examples = (torch.cat(tensors) for tensors in zip(*steps[:length], strict=True))
-    return len(steps) // length, Batch(*examples)
+    return len(steps) // length, join_steps(steps[:length])
+
+
+def join_steps(steps: Sequence[Batch]) -> Batch:
+    """Return the examples of all steps in their order."""
+    return Batch(*(torch.cat(tensors) for tensors in zip(*steps, strict=True)))
 
 
 def scale_of(mean: Sequence[float], std: Sequence[float], inputs: Tensor) -> tuple[Tensor, Tensor]:

@@ -18,8 +18,9 @@ from typing import Any, Self
 
 import numpy as np
 import torch
-from flwr.app import Context, Message, MessageType
+from flwr.app import Context, Error, Message, MessageType
 from flwr.clientapp import ClientApp
+from flwr.common.constant import ErrorCode
 from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
@@ -204,13 +205,19 @@ class ProbedApp(ClientApp):
                 return app(message, context)
             with Probe(client) as probe:
                 reply = app(message, context)
-            torch.save(probe.training, file)
+            from ray import cloudpickle  # takes networks that pickle refuses, such as those of a notebook
+
+            torch.save(probe.training, file, pickle_module=cloudpickle)
             return reply
 
-        if self.upload is None or not trains:
-            reply = call(message, home)
-        else:
-            reply = upload_mod(self.upload, wire=True, seed=self.seed)(message, home, call)
+        try:
+            if self.upload is None or not trains:
+                reply = call(message, home)
+            else:
+                reply = upload_mod(self.upload, wire=True, seed=self.seed)(message, home, call)
+        except Exception as error:  # whatever the app raises; Flower would send a traceback of its own actors
+            code = ErrorCode.CLIENT_APP_RAISED_EXCEPTION
+            return Message(Error(code, f"{type(error).__name__}: {error}"), reply_to=message)
         context.state = home.state
         return reply
 

@@ -1,8 +1,7 @@
 """Inversion of the updates of sub-model clients: the server knows each client's sub-model, and attacks on that network.
 
-Clients train by Adam, whose first step changes a weight by rate * g / (|g| + eps): the update shows signs, hardly any
-sizes. `adaptive=reapply` takes that step on the trial's gradient too. There eps is a share of the mean |g|, as the
-slope of the true step is nearly 0. A turn of several steps is taken as one step on all its examples.
+Clients train by Adam, and the attacker knows its settings (training/optimisers.py). `adaptive=reapply` applies the
+client's defense to a trial's change too.
 """
 
 from __future__ import annotations
@@ -27,23 +26,19 @@ from secateur.federated.attacks.observer import ClientView, RoundView
 from secateur.federated.attacks.schedule import AttackSchedule, follows
 from secateur.federated.spec import SubmodelSpec
 from secateur.federated.submodels.federation import SubmodelView
-from secateur.interfaces import Batch, Knowledge, Params, ServerView, Weights
+from secateur.interfaces import Batch, Knowledge, Optimiser, Params, ServerView, Weights
 from secateur.pruning.channels import NORMS
 from secateur.seeding import derive
+from secateur.training.optimisers import read_steps
 
-SOFT = 0.03  # share of the mean |g| that stands for Adam's eps in the trial's step
 MANY = 256  # examples of a turn, at most
-UNAWARE = "clients step by Adam, whose change shows signs; adaptive=reapply takes that step on the trial's gradient too"
 
 
 class SubmodelInversion(InversionObserver):
     """An observer that attacks the updates of sub-model clients, each on the network of the client's width."""
 
     def __init__(self, terms: SubmodelSpec, attacks: Sequence[Choice], *arguments: Any, **options: Any) -> None:
-        aware = any(getattr(attack.make(), "adaptive", "none") == "reapply" for attack in attacks)
-        notes = [options.pop("caution", None), None if aware else UNAWARE]
-        options |= {"compress": compression_of(terms), "caution": "; ".join(filter(None, notes)) or None}
-        super().__init__(attacks, *arguments, **options)
+        super().__init__(attacks, *arguments, compress=compression_of(terms), **options)
         self.terms, self.chosen = terms, (0, list[int]())  # a round, and its attacked clients so far
 
     def __call__(self, look: SubmodelView | RoundView) -> None:
@@ -69,35 +64,27 @@ class SubmodelInversion(InversionObserver):
         self.chosen = number, [*clients, look.client] if wanted else clients
         return wanted
 
+    def _knowledge_of(self, known: Knowledge, truths: Sequence[Batch]) -> Knowledge:
+        """Return the attacker's knowledge of clients that all have equally many examples."""
+        batch = min(self.terms.local.batch_size, truths[0].size)
+        return replace(super()._knowledge_of(known, truths), local_batch=batch)
+
     def _labels(self, attack: Choice, seen: ClientView, known: Knowledge, more: dict[str, Any]) -> dict[str, Any]:
         """Return the labels of the rows of one attacked update, with the client's width."""
         labels = super()._labels(attack, seen, known, more)
         extra, client, size = labels["extra"], seen.clients[0], len(self.terms.shares[seen.clients[0]])
-        steps = self.terms.local.count_steps(size)
-        update = f"weights after {steps} step{'s' if steps > 1 else ''} of Adam"
-        knows = f"{extra['knows']}, its sub-model"
         parameters = tree.count(dict(known.net.named_parameters()))
         width = {"rate": self.terms.used_rates[client], "parameters": parameters, "data_size": size}
-        labels["extra"] = extra | width | {"update": update, "knows": knows}
+        labels["extra"] = extra | width | {"knows": f"{extra['knows']}, its sub-model"}
         return labels
 
 
 def compression_of(terms: SubmodelSpec) -> Callable[[Params], Params]:
-    """Return the way from a client's gradient to its upload: a smooth step of Adam, then the defense."""
-    upload = terms.upload
-    compress = None if upload is None else getattr(inner_of(upload), "compress", None)
-    return step_softly if compress is None else lambda grads: compress(step_softly(grads))
-
-
-def step_softly(grads: Params) -> Params:
-    """Return g / (|g| + s) with s a share of the tensor's mean |g|.
-
-    Example:
-        >>> step_softly({"w": torch.tensor([1.0, -1.0, 0.0])})["w"]
-        tensor([ 0.9804, -0.9804,  0.0000])
-    """
-    tiny = torch.finfo(torch.float32).tiny
-    return {name: g / (g.abs() + SOFT * g.detach().abs().mean() + tiny) for name, g in grads.items()}
+    """Return the way from a client's change to its upload, which is the defense's."""
+    compress: Callable[[Params], Params] | None = None
+    if terms.upload is not None:
+        compress = getattr(inner_of(terms.upload), "compress", None)
+    return compress or (lambda change: change)
 
 
 def submodel_knowledge(net: nn.Module, data: Dataset, terms: SubmodelSpec, device: torch.device | str) -> Knowledge:
@@ -119,9 +106,13 @@ def submodel_knowledge(net: nn.Module, data: Dataset, terms: SubmodelSpec, devic
         data.classes,
         mean.to(device, dtype),
         std.to(device, dtype),
-        batch_size=terms.local.batch_size,
+        batch_size=terms.local.batch_size * (terms.local.steps or 1),
         batchnorm="batch" if normalises else "eval",
+        local_steps=terms.local.steps or 1,
         learning_rate=terms.local.learning_rate,
+        local_batch=terms.local.batch_size,
+        local_epochs=None if terms.local.steps else terms.local.epochs,
+        optimiser=Optimiser("adam", betas=terms.local.betas, eps=terms.local.eps),
     )
 
 
@@ -146,5 +137,5 @@ def check_submodel_attacks(attacks: Sequence[Choice], known: Knowledge, narrow: 
             raise WrongInput("attack", f"{attack} remembers weights, and a sub-model's may change; leave follows out")
         for net in narrow:
             state = {name: value.to(known.mean) for name, value in net.named_parameters()}
-            view = ServerView(tree.clone(state), weights_update(net, state, batch, known.batchnorm))
-            attack.make().check(replace(known, net=net, compression=step_softly), view)
+            update = weights_update(net, state, batch, known.batchnorm, turn=read_steps(known))
+            attack.make().check(replace(known, net=net), ServerView(tree.clone(state), update))

@@ -3,6 +3,7 @@
 import torch
 from sklearn.datasets import load_digits
 from torch import nn
+from torch.nn import functional as F
 from torch.utils.data import DataLoader, TensorDataset
 
 OPTIMIZERS = {"adam": torch.optim.Adam, "sgd": torch.optim.SGD}
@@ -13,14 +14,15 @@ class Net(nn.Module):
 
     def __init__(self):
         super().__init__()
-        self.conv1 = nn.Conv2d(1, 8, 3, padding=1)
-        self.conv2 = nn.Conv2d(8, 16, 3, stride=2, padding=1)
-        self.fc1 = nn.Linear(16 * 4 * 4, 32)
-        self.fc2 = nn.Linear(32, 10)
+        self.conv1 = nn.Conv2d(1, 32, 3, padding=1)
+        self.conv2 = nn.Conv2d(32, 32, 3, stride=2, padding=1)
+        self.fc1 = nn.Linear(32 * 4 * 4, 64)
+        self.fc2 = nn.Linear(64, 10)
 
     def forward(self, x):
-        x = torch.sigmoid(self.conv2(torch.sigmoid(self.conv1(x))))
-        return self.fc2(torch.sigmoid(self.fc1(x.flatten(1))))
+        x = F.relu(self.conv2(F.relu(self.conv1(x))))
+        x = x.view(-1, 32 * 4 * 4)
+        return self.fc2(F.relu(self.fc1(x)))
 
 
 def load_data(partition, partitions, batch_size, examples=0):

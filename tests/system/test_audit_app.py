@@ -1,0 +1,59 @@
+"""A Flower app that knows nothing of secateur, audited as it is: Adam, a filter that filters nothing, two defenses."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from secateur.runs.folder import load_rows
+
+pytestmark = [pytest.mark.system, pytest.mark.timeout(900)]
+
+APP = Path(__file__).parent / "adam_app"
+ATTACKS = "ig:tv=0.0001,ig:tv=0.0001:adaptive=support"
+
+
+def audit(*arguments):
+    command = [sys.executable, "-m", "secateur", "audit-app", str(APP), "--clients", "3", *map(str, arguments)]
+    return subprocess.run(command, capture_output=True, text=True, env=os.environ, timeout=800, check=False)
+
+
+def values(rows, metric, defense, attack="ig:"):
+    return [
+        row.value
+        for row in rows
+        if (row.metric, row.defense) == (metric, defense) and str(row.attack or attack).startswith(attack)
+    ]
+
+
+def notes(rows, metric):
+    return " ".join(row.note for row in rows if row.metric == metric and row.note)
+
+
+def test_pictures_of_adam_clients_come_back_and_a_filter_that_does_nothing_is_called_so(tmp_path):
+    settings = "num-server-rounds=1 batch-size=1 examples=1"
+    arguments = ("--out", tmp_path, "--run-config", settings, "--defense", "none,dgp", "--attack", ATTACKS)
+    done = audit(*arguments, "--attack-clients", 3, "--iterations", 300)
+    assert done.returncode == 0, done.stderr[-3000:]
+    rows = load_rows(tmp_path)
+    assert max(values(rows, "psnr_max", "none")) > 15 and max(values(rows, "recognisable", "none")) == 1
+    assert "1 step of 1 example (1 pass over 1) by adam, learning rate 0.001" in notes(rows, "local_steps")
+    change = notes(rows, "update_change")
+    assert "the app's 1 mod changes nothing" in change and "changed by dgp" in change
+    assert max(values(rows, "imitation_error", "none")) < 1e-2
+    assert values(rows, "bytes_up", "dgp")[-1] < 0.5 * values(rows, "bytes_up", "none")[-1]
+    assert 0 <= values(rows, "test_accuracy", "none")[-1] <= 1
+    assert "mod changes nothing" in (tmp_path / "report.html").read_text().replace("&#39;", "'")
+    again = audit(*arguments, "--attack-clients", 3, "--iterations", 300)
+    assert again.returncode == 0 and "round" not in again.stderr  # nothing is run twice
+    assert [row.to_json() for row in load_rows(tmp_path)] == [row.to_json() for row in rows]
+
+
+@pytest.mark.parametrize(
+    "who, words", [("client", "the disk of this client is full"), ("server", "the license of this server is over")]
+)
+def test_an_app_that_fails_is_quoted(tmp_path, who, words):
+    done = audit("--out", tmp_path, "--run-config", f'num-server-rounds=1 fault="{who}"', "--attack-clients", 1)
+    assert done.returncode == 2 and words in done.stderr.splitlines()[-1], done.stderr[-3000:]
