@@ -6,7 +6,6 @@ node, so it is Flower's processes that are measured. benchmarks/flower.py prints
 
 from __future__ import annotations
 
-import os
 import sys
 import tempfile
 import time
@@ -15,34 +14,7 @@ from statistics import median
 from typing import Any
 
 ROOT = Path(__file__).parent.parent
-TICKS = os.sysconf("SC_CLK_TCK")
 SETTINGS = {"model": "digits-cnn", "local_steps": 1, "batch_size": 8, "evaluate_every": 1000, "learning_rate": 0.1}
-
-
-def processes(group: int) -> list[Path]:
-    """The processes of a group, as folders of /proc."""
-    found = []
-    for folder in Path("/proc").glob("[0-9]*"):
-        try:
-            if os.getpgid(int(folder.name)) == group:
-                found.append(folder)
-        except ProcessLookupError:
-            continue
-    return found
-
-
-def cost(group: int) -> tuple[float, float]:
-    """CPU seconds of a group with those that ended in it, and the sum of its processes' highest memory in MiB."""
-    seconds = memory = 0.0
-    for folder in processes(group):
-        try:
-            times = (folder / "stat").read_text().rpartition(")")[2].split()[11:15]  # own, and of ended children
-            status = (folder / "status").read_text()
-        except (FileNotFoundError, ProcessLookupError):
-            continue
-        seconds += sum(map(int, times)) / TICKS
-        memory += next((int(line.split()[1]) for line in status.splitlines() if line.startswith("VmHWM")), 0) / 1024
-    return seconds, memory
 
 
 class Watch:
@@ -65,7 +37,7 @@ class Watch:
 def deployed(nodes: int, rounds: int) -> dict[str, Any]:
     """Seconds a round, CPU seconds a node and turn, and the memory of the server, with so many supernodes."""
     sys.path.append(str(ROOT / "tests" / "system"))
-    from deploying import Deployment  # type: ignore[import-not-found]
+    from deploying import Deployment, cost  # type: ignore[import-not-found]
 
     with tempfile.TemporaryDirectory() as folder, Deployment(Path(folder)) as flower:
         flower.superlink()

@@ -5,7 +5,8 @@ r"""Many supernodes of Flower in one tree of processes, which imports torch once
 
 Flower starts a new process for every message, and importing torch takes most of its time. Here that process is a fork
 of this one, which has imported all before. Every message still has a process of its own. All options but `--pause` are
-those of flower-supernode, with a node's number for {n}. A node that was killed is started again.
+those of flower-supernode, with a node's number for {n}. A node that ended is started again, at first often: Flower
+takes a killed node for active for about a minute, and turns it away until then.
 """
 
 from __future__ import annotations
@@ -34,7 +35,9 @@ from secateur.config import Federate, read
 from secateur.federated.build import load_data
 
 HOST = "127.0.0.1"
-AGAIN = 2.0  # seconds before a killed node is started again
+AGAIN = 2.0  # seconds before a node that ended is started again, times the starts in a row that failed
+TRIES = 12  # such starts, then it is left out
+LASTED = 60.0  # seconds of a start that did not fail
 
 
 def preload() -> None:
@@ -57,7 +60,8 @@ class Node:
         inside = ["--isolation", "process", "--host", HOST, "--port", str(port)]
         self.arguments = [*(option.replace("{n}", str(number)) for option in options), *inside]
         self.pid = 0
-        self.started = 0.0
+        self.started = self.ended = 0.0
+        self.failed = 0  # starts in a row that ended soon
         self._client: RuntimeHttpClient | None = None
 
     def start(self) -> None:
@@ -65,6 +69,17 @@ class Node:
         self.started = time.monotonic()
         self.pid = fork(lambda: flower_supernode(), ["flower-supernode", *self.arguments])
         print(f"node {self.number} is process {self.pid}", flush=True)
+
+    def note_end(self) -> bool:
+        """Note that the process ended; return True if it is to be started again."""
+        self.ended = time.monotonic()
+        self.failed = 1 if self.ended - self.started > LASTED else self.failed + 1
+        return self.failed < TRIES
+
+    @property
+    def is_due(self) -> bool:
+        """True if the time has come to start the node again."""
+        return time.monotonic() - self.ended > AGAIN * self.failed
 
     def work(self) -> int | None:
         """Return the process of a new message, if the node has one to be worked on."""
@@ -120,20 +135,20 @@ def serve(nodes: Sequence[Node], pause: float) -> None:
     for node in nodes:
         node.start()
     alive = {node.pid: node for node in nodes}
-    killed: list[Node] = []
-    while alive or killed:
+    gone: list[Node] = []
+    while alive or gone:
         begun = time.monotonic()
         for node in list(alive.values()):
             node.work()
-        for node in [node for node in killed if begun - node.started > AGAIN]:
-            killed.remove(node)
+        for node in [node for node in gone if node.is_due]:
+            gone.remove(node)
             node.start()
             alive[node.pid] = node
         while (ended := _reap()) is not None:
             pid, status = ended
-            if (gone := alive.pop(pid, None)) is not None:
-                print(f"node {gone.number} ended ({os.waitstatus_to_exitcode(status)})", flush=True)
-                killed += [gone] if os.WIFSIGNALED(status) else []
+            if (node_of := alive.pop(pid, None)) is not None:
+                print(f"node {node_of.number} ended ({os.waitstatus_to_exitcode(status)})", flush=True)
+                gone += [node_of] if node_of.note_end() else []
         time.sleep(max(0.0, pause - (time.monotonic() - begun)))
 
 
