@@ -1,7 +1,7 @@
 """What a deployed federation costs: a superlink, the server's app and some supernodes on loopback, with TLS and keys.
 
 The digits network, one local step of batch 8, every client in every round. Every message starts a new process at its
-node, so it is Flower's processes that are measured. benchmarks/flower.py prints these rows with the others.
+node, so it is Flower's processes that are measured; or, with `tree`, a fork of a process that has imported torch. benchmarks/flower.py prints these rows with the others.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ class Watch:
         return (self.folder / "report.html").exists()
 
 
-def deployed(nodes: int, rounds: int) -> dict[str, Any]:
+def deployed(nodes: int, rounds: int, tree: bool = False) -> dict[str, Any]:
     """Seconds a round, CPU seconds a node and turn, and the memory of the server, with so many supernodes."""
     sys.path.append(str(ROOT / "tests" / "system"))
     from deploying import Deployment, cost  # type: ignore[import-not-found]
@@ -42,8 +42,10 @@ def deployed(nodes: int, rounds: int) -> dict[str, Any]:
     with tempfile.TemporaryDirectory() as folder, Deployment(Path(folder)) as flower:
         flower.superlink()
         flower.superexec()
-        names = [f"node{i}" for i in range(nodes)]
-        for place, name in enumerate(names):
+        names = ["nodes"] if tree else [f"node{i}" for i in range(nodes)]
+        if tree:
+            flower.nodes(nodes, 0.2 + nodes / 100)
+        for place, name in enumerate(() if tree else names):
             flower.supernode(name, place)
         out = Path(folder) / "run"
         settings = SETTINGS | {"clients": nodes, "per_round": nodes, "rounds": rounds, "deadline": 300.0}
@@ -62,7 +64,7 @@ def deployed(nodes: int, rounds: int) -> dict[str, Any]:
         client = sum(cost(flower.processes[name].pid)[0] for name in names)
     steps = [later - earlier for earlier, later in zip(watch.ends, watch.ends[1:], strict=False)]
     return {
-        "engine": "deployed",
+        "engine": "deployed in one tree" if tree else "deployed",
         "clients": nodes,
         "rounds": rounds,
         "whole_seconds": whole,
