@@ -1,7 +1,8 @@
 """What a deployed federation costs: a superlink, the server's app and some supernodes on loopback, with TLS and keys.
 
 The digits network, one local step of batch 8, every client in every round. Every message starts a new process at its
-node, so it is Flower's processes that are measured; or, with `tree`, a fork of a process that has imported torch. benchmarks/flower.py prints these rows with the others.
+node, so it is Flower's processes that are measured; with `tree` that process is a fork of one that imported torch.
+benchmarks/flower.py prints these rows with the others.
 """
 
 from __future__ import annotations

@@ -8,7 +8,8 @@ bytes, time and the server's memory for a million clients. `--many` measures fed
 take part, with residuals: seconds to the end of the first round, and memory after rounds 10 and 200. `--peer` measures
 rounds of one federation here and in pfl-research, turns alternating (benchmarks/pfl_peer.py).
 
-    python benchmarks/flower.py [--clients 10 100 1000] [--engines here flower] [--nodes 2 4 8 [--tree]] [--peer] [--json F]
+    python benchmarks/flower.py [--clients 10 100 1000] [--engines here flower] [--peer] [--json FILE]
+    python benchmarks/flower.py --clients --nodes 2 4 8 [--tree]
     python benchmarks/flower.py --clients --many 1000 10000 100000
 """
 
