@@ -1,12 +1,12 @@
 """What a deployed federation costs: a superlink, the server's app and some supernodes on loopback, with TLS and keys.
 
 The digits network, one local step of batch 8, every client in every round. Every message starts a new process at its
-node, so it is Flower's processes that are measured. benchmarks/flower.py prints these rows with the others.
+node, so it is Flower's processes that are measured; with `tree` that process is a fork of one that imported torch.
+benchmarks/flower.py prints these rows with the others.
 """
 
 from __future__ import annotations
 
-import os
 import sys
 import tempfile
 import time
@@ -15,34 +15,7 @@ from statistics import median
 from typing import Any
 
 ROOT = Path(__file__).parent.parent
-TICKS = os.sysconf("SC_CLK_TCK")
 SETTINGS = {"model": "digits-cnn", "local_steps": 1, "batch_size": 8, "evaluate_every": 1000, "learning_rate": 0.1}
-
-
-def processes(group: int) -> list[Path]:
-    """The processes of a group, as folders of /proc."""
-    found = []
-    for folder in Path("/proc").glob("[0-9]*"):
-        try:
-            if os.getpgid(int(folder.name)) == group:
-                found.append(folder)
-        except ProcessLookupError:
-            continue
-    return found
-
-
-def cost(group: int) -> tuple[float, float]:
-    """CPU seconds of a group with those that ended in it, and the sum of its processes' highest memory in MiB."""
-    seconds = memory = 0.0
-    for folder in processes(group):
-        try:
-            times = (folder / "stat").read_text().rpartition(")")[2].split()[11:15]  # own, and of ended children
-            status = (folder / "status").read_text()
-        except (FileNotFoundError, ProcessLookupError):
-            continue
-        seconds += sum(map(int, times)) / TICKS
-        memory += next((int(line.split()[1]) for line in status.splitlines() if line.startswith("VmHWM")), 0) / 1024
-    return seconds, memory
 
 
 class Watch:
@@ -62,16 +35,18 @@ class Watch:
         return (self.folder / "report.html").exists()
 
 
-def deployed(nodes: int, rounds: int) -> dict[str, Any]:
+def deployed(nodes: int, rounds: int, tree: bool = False) -> dict[str, Any]:
     """Seconds a round, CPU seconds a node and turn, and the memory of the server, with so many supernodes."""
     sys.path.append(str(ROOT / "tests" / "system"))
-    from deploying import Deployment  # type: ignore[import-not-found]
+    from deploying import Deployment, cost  # type: ignore[import-not-found]
 
     with tempfile.TemporaryDirectory() as folder, Deployment(Path(folder)) as flower:
         flower.superlink()
         flower.superexec()
-        names = [f"node{i}" for i in range(nodes)]
-        for place, name in enumerate(names):
+        names = ["nodes"] if tree else [f"node{i}" for i in range(nodes)]
+        if tree:
+            flower.nodes(nodes, 0.2 + nodes / 100)
+        for place, name in enumerate(() if tree else names):
             flower.supernode(name, place)
         out = Path(folder) / "run"
         settings = SETTINGS | {"clients": nodes, "per_round": nodes, "rounds": rounds, "deadline": 300.0}
@@ -90,7 +65,7 @@ def deployed(nodes: int, rounds: int) -> dict[str, Any]:
         client = sum(cost(flower.processes[name].pid)[0] for name in names)
     steps = [later - earlier for earlier, later in zip(watch.ends, watch.ends[1:], strict=False)]
     return {
-        "engine": "deployed",
+        "engine": "deployed in one tree" if tree else "deployed",
         "clients": nodes,
         "rounds": rounds,
         "whole_seconds": whole,

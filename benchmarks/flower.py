@@ -8,7 +8,8 @@ bytes, time and the server's memory for a million clients. `--many` measures fed
 take part, with residuals: seconds to the end of the first round, and memory after rounds 10 and 200. `--peer` measures
 rounds of one federation here and in pfl-research, turns alternating (benchmarks/pfl_peer.py).
 
-    python benchmarks/flower.py [--clients 10 100 1000] [--engines here flower] [--nodes 2 4 8] [--peer] [--json FILE]
+    python benchmarks/flower.py [--clients 10 100 1000] [--engines here flower] [--peer] [--json FILE]
+    python benchmarks/flower.py --clients --nodes 2 4 8 [--tree]
     python benchmarks/flower.py --clients --many 1000 10000 100000
 """
 
@@ -140,6 +141,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--engines", nargs="+", default=["here", "flower"])
     parser.add_argument("--nodes", type=int, nargs="*", default=[], help="numbers of supernodes to deploy")
+    parser.add_argument("--tree", action="store_true", help="supernodes share an interpreter")
     parser.add_argument("--many", type=int, nargs="*", default=[], help="numbers of clients, ten a round")
     parser.add_argument("--peer", action="store_true")
     parser.add_argument("--peer-folder", help="where the peer's packages are or go")
@@ -162,7 +164,7 @@ def rows_of(given: argparse.Namespace) -> Iterator[dict[str, Any]]:
 
         for nodes in given.nodes:
             announce(f"{given.rounds + 1} rounds deployed to {nodes} supernodes")
-            yield deployed(nodes, given.rounds + 1)
+            yield deployed(nodes, given.rounds + 1, given.tree)
     if given.peer:
         folder = [] if given.peer_folder is None else ["--folder", given.peer_folder]
         for work, clients in (("mapp", 10), *(("digits", clients) for clients in given.clients)):

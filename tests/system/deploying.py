@@ -17,6 +17,7 @@ from cryptography.x509.oid import NameOID
 
 BIN = Path(sys.executable).parent
 HOST = "127.0.0.1"
+TICKS = os.sysconf("SC_CLK_TCK")
 
 
 def free_port():
@@ -138,6 +139,16 @@ class Deployment:
             self.flwr("supernode", "register", self.folder / f"{name}.pub", "loop")
         self.node(name, partition, also)
 
+    def nodes(self, count, pause):
+        """Many supernodes in one tree of processes, all registered."""
+        for number in range(count):
+            make_key(self.folder, f"node{number}")
+            self.flwr("supernode", "register", self.folder / f"node{number}.pub", "loop")
+        command = ["python", "-m", "secateur.federated.flower.nodes", count, "--pause", pause]
+        command += ["--superlink", f"{HOST}:{self.port}", "--root-certificates", self.folder / "ca.crt"]
+        command += ["--auth-supernode-private-key", self.folder / "node{n}"]
+        self.start("nodes", *command, "--node-config", "partition-id={n}")
+
     def node(self, name, partition, also=""):
         command = ["flower-supernode", "--superlink", f"{HOST}:{self.port}", "--port", free_port()]
         command += ["--root-certificates", self.folder / "ca.crt"]
@@ -175,9 +186,35 @@ class Deployment:
 
 
 TLS = {"ca-certfile": "ca.crt", "certfile": "server.pem", "keyfile": "server.key"}
-LOGS = ("superlink", "superexec", "first", "second")
+LOGS = ("superlink", "superexec", "first", "second", "nodes")
 
 
 def listens(port):
     with socket.socket() as probe:
         return probe.connect_ex((HOST, port)) == 0
+
+
+def processes(group):
+    """The processes of a group, as folders of /proc."""
+    found = []
+    for folder in Path("/proc").glob("[0-9]*"):
+        try:
+            if os.getpgid(int(folder.name)) == group:
+                found.append(folder)
+        except ProcessLookupError:
+            continue
+    return found
+
+
+def cost(group):
+    """CPU seconds of a group with those that ended in it, and the sum of its processes' highest memory in MiB."""
+    seconds = memory = 0.0
+    for folder in processes(group):
+        try:
+            times = (folder / "stat").read_text().rpartition(")")[2].split()[11:15]  # own, and of ended children
+            status = (folder / "status").read_text()
+        except (FileNotFoundError, ProcessLookupError):
+            continue
+        seconds += sum(map(int, times)) / TICKS
+        memory += next((int(line.split()[1]) for line in status.splitlines() if line.startswith("VmHWM")), 0) / 1024
+    return seconds, memory

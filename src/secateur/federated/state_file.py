@@ -15,7 +15,7 @@ from pathlib import Path
 
 import torch
 
-from secateur.federated.checkpoint import check_state
+from secateur.errors import WrongInput
 from secateur.interfaces import Params
 from secateur.runs.artifacts import explained
 
@@ -52,7 +52,7 @@ class ClientStateFile(MutableMapping[int, Params]):
     def __getitem__(self, client: int) -> Params:
         slot = self.slots[client]
         data = bytearray(os.pread(self._open(), self.size, slot * self.size))
-        check_state(len(data) == self.size)
+        _check_size(len(data) == self.size)
         state, start = {}, 0
         for name, value in self.fresh.items():
             raw = torch.frombuffer(data, dtype=torch.uint8, count=value.nbytes, offset=start) if value.nbytes else None
@@ -66,7 +66,7 @@ class ClientStateFile(MutableMapping[int, Params]):
             slot = self._free.pop() if self._free else self._count
             self._count = max(self._count, slot + 1)
         parts = [state[name].detach().to("cpu").contiguous().view(-1).view(torch.uint8) for name in self.fresh]
-        data = torch.cat(parts).numpy()
+        data = torch.cat(parts).numpy().data
         with explained(self._path or Path(tempfile.gettempdir())):
             written = os.pwrite(self._open(), data, slot * self.size)
             if written != self.size:
@@ -92,7 +92,7 @@ class ClientStateFile(MutableMapping[int, Params]):
         self._marked = self._saved = set(self.slots.values())
         self._count = max(self._saved, default=-1) + 1
         self._free = sorted(set(range(self._count)) - self._saved)
-        check_state(os.fstat(self._open()).st_size >= self._count * self.size)
+        _check_size(os.fstat(self._open()).st_size >= self._count * self.size)
 
     def clear(self) -> None:
         """Forget all clients."""
@@ -110,3 +110,10 @@ class ClientStateFile(MutableMapping[int, Params]):
     def __del__(self) -> None:
         if self._file is not None:
             os.close(self._file)
+
+
+def _check_size(fits: bool) -> None:
+    if not fits:
+        raise WrongInput(
+            "state", "the file of clients' states was cut short; remove the folder `unfinished` of the run"
+        )

@@ -12,11 +12,12 @@ from flwr.app import ArrayRecord, Message, MetricRecord
 from flwr.common.logger import log
 from flwr.serverapp.strategy import Strategy
 
+from secateur.defenses.effect import find_contradiction
 from secateur.defenses.uploads import SendAll
 from secateur.errors import WrongInput, printable, unknown
 from secateur.federated.faults import Refused
 from secateur.federated.flower.mod import BUFFERS, read_upload, split_update
-from secateur.federated.flower.statement import Statement, digest_of, find_contradiction, load_public, read_statement
+from secateur.federated.flower.statement import Statement, digest_of, load_public, read_statement
 from secateur.federated.flower.strategies import AroundStrategy
 from secateur.interfaces import Upload
 

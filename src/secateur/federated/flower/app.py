@@ -212,6 +212,7 @@ def simulate(work: Callable[[Link], T], clients: int, deadline: float, gpu: bool
     from flwr.simulation import run_simulation
 
     from secateur.federated.flower.link import Link
+    from secateur.federated.flower.link_state import indexed_state
 
     app, results = ServerApp(), []
     links: list[Link] = []
@@ -228,7 +229,7 @@ def simulate(work: Callable[[Link], T], clients: int, deadline: float, gpu: bool
     level = logs.level
     logs.setLevel(logging.ERROR)
     try:
-        with connected():  # Flower uses a Ray that is there
+        with connected(), indexed_state():  # Flower uses a Ray that is there
             run_simulation(app, client_app(trusted=True), clients, backend_config={"client_resources": shares})
     except KeyboardInterrupt:
         for link in links:

@@ -21,7 +21,7 @@ from flwr.server.client_proxy import ClientProxy
 from flwr.server.strategy import Strategy
 
 from secateur.errors import WrongInput, check_whole
-from secateur.federated.flower.strategies import Auditor
+from secateur.federated.auditor import Auditor
 from secateur.interfaces import Batch, Params
 
 SumTruth = Callable[[int], Batch | None]  # round -> the examples of all clients in its sum, where they are known

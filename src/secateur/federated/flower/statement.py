@@ -10,31 +10,26 @@ from __future__ import annotations
 
 import hashlib
 import json
-import math
 from dataclasses import asdict, dataclass
 from logging import WARNING
 from pathlib import Path
 from typing import Any
 
-import torch
 from cryptography.exceptions import InvalidSignature, UnsupportedAlgorithm
 from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from flwr.app import ConfigRecord, Context, Message, RecordDict
 from flwr.common.logger import log
-from torch import Generator
 
-from secateur.defenses.noise import GaussianNoise
-from secateur.defenses.uploads import SendAll, inner_of
+from secateur.defenses.effect import IDLE, cosine
+from secateur.defenses.uploads import SendAll
 from secateur.errors import WrongInput
-from secateur.interfaces import Mask, Params, Upload
+from secateur.interfaces import Params, Upload
 from secateur.runs.artifacts import version
 
 RECORD, KEY = "secateur.statement", "secateur.key"  # the record of a reply; the record of a context
 NODE_KEY = "secateur-key"  # of the node-config: the file of the node's private key
-IDLE = 0.999  # a defense whose output has this cosine with its input changed nothing that an attacker would miss
 KEY_ADVICE = "make one with: ssh-keygen -t ecdsa -b 384 -N '' -f FILE"
-SIGMAS = 5  # a noisy update that is so many deviations too small has no such noise
 
 
 @dataclass(frozen=True)
@@ -74,20 +69,6 @@ def describe_update(defense: Upload, update: Params, sent: Params, message: Mess
         "withheld": round(zeros / max(1, entries), 4),
         "secateur": version(),
     }
-
-
-def cosine(update: Params, sent: Params) -> float:
-    """Return the cosine of two updates; 1 if they are equal, 0 if only one of them is zero.
-
-    Example:
-        >>> cosine({"w": torch.tensor([3.0, 4.0])}, {"w": torch.tensor([3.0, 0.0])})
-        0.6
-    """
-    before, after = (torch.cat([value.flatten().double() for value in part.values()]) for part in (update, sent))
-    if torch.equal(before, after):
-        return 1.0
-    norms = float(before.norm() * after.norm())
-    return float(before @ after) / norms if norms else 0.0
 
 
 def digest_of(content: RecordDict) -> str:
@@ -173,32 +154,3 @@ def load_public(path: Path | str) -> bytes:
 
 def _public_bytes(key: ec.EllipticCurvePublicKey) -> bytes:
     return key.public_bytes(serialization.Encoding.DER, serialization.PublicFormat.SubjectPublicKeyInfo)
-
-
-def find_contradiction(defense: Upload, update: Params, mask: Mask | None = None) -> str | None:
-    """Return the reason why an update cannot come from a defense; None if there is none, or nothing can be seen.
-
-    Top-k and DGP send a fixed number of entries of every tensor, so more of them are a contradiction. Noise has a
-    least norm, inside the mask of a pruned model. One update of Outpost, or of DGP with `release`, shows nothing.
-
-    Example:
-        >>> from secateur.defenses.top_k import TopK
-        >>> find_contradiction(TopK(keep=0.25), {"w": torch.tensor([0.0, 1.0, 2.0, 0.0])})
-        'w has 2 entries that are not 0, and TopK(keep=0.25) sends 1 at most'
-    """
-    inner = inner_of(defense)
-    if hasattr(inner, "compress") and getattr(inner, "release", None) is None:
-        rng = Generator().manual_seed(0)
-        for name, value in update.items():
-            filled = (
-                torch.rand(value.shape, generator=rng) + 1
-            )  # no entry is 0, so the number of the rest is the rule's
-            most = int((inner.compress({name: filled})[name] != 0).sum())
-            if (number := int((value != 0).sum())) > most:
-                return f"{name} has {number} entries that are not 0, and {inner} sends {most} at most"
-    if isinstance(inner, GaussianNoise):
-        entries = sum(int((mask or {}).get(name, value.new_ones(value.shape)).sum()) for name, value in update.items())
-        least = inner.sigma**2 * (entries - SIGMAS * math.sqrt(2 * entries) - SIGMAS**2)
-        if sum(float(value.double().square().sum()) for value in update.values()) < least:
-            return f"it is smaller than the noise of {inner} alone"
-    return None

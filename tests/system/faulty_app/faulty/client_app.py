@@ -1,4 +1,7 @@
-"""Client 1 sends NaN in round 4, a wrong shape in round 5, too much in round 6, and in one round it never ends."""
+"""Client 1 sends NaN in round 4, a wrong shape in round 5, too much in round 6, and in one round it never ends.
+
+With `lies` set it goes on lying: in every round whose number that divides, each kind in turn.
+"""
 
 import time
 from pathlib import Path
@@ -35,6 +38,8 @@ def misbehave(message, context, call_next):
     if number == context.run_config["stuck"]:
         Path(context.run_config["stage"], "stuck").touch()
         time.sleep(3600)
+    if every := context.run_config["lies"]:
+        number = (NAN, SHAPE, SIZE)[number // every % 3] if number % every == 0 else 0
     if number in (NAN, SHAPE, SIZE):
         reply.content = RecordDict({"update": pack(values=spoilt(number))})
     return reply

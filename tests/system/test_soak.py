@@ -1,0 +1,89 @@
+"""A deployed federation of 200 rounds in which a client lies, nodes are killed and the superlink is restarted."""
+
+import os
+import re
+import signal
+import time
+from pathlib import Path
+
+import pytest
+from deploying import Deployment, cost
+from safetensors import safe_open
+from test_flower_deployed import kept_model
+
+from secateur.config import Federate, read
+from secateur.federated.build import build_spec, load_data
+from secateur.federated.sampling import sampler_of
+from secateur.runs.folder import load_rows
+
+pytestmark = pytest.mark.system
+
+APP = Path(__file__).with_name("faulty_app")
+ROUNDS = int(os.environ.get("SECATEUR_SOAK_ROUNDS", "200"))
+NODES, LIES, DEADLINE = 3, 5, 10.0
+SETTINGS = {"model": "digits-cnn", "clients": NODES, "per_round": 1, "local_steps": 1, "batch_size": 8}
+SETTINGS |= {"defense": "dgp+error-feedback", "learning_rate": 0.1, "evaluate_every": 10, "rounds": ROUNDS}
+
+
+def finished(folder):
+    """The rounds that the server's checkpoint has."""
+    for file in folder.glob("unfinished/federate-*.safetensors"):
+        try:
+            with safe_open(file, "np") as held:
+                found = re.search(r'"round": ?(\d+), ?"seed"', str(held.metadata()))
+                return int(found[1]) if found else 0
+        except (OSError, ValueError):  # it is being replaced
+            continue
+    return 0
+
+
+def lying_rounds():
+    """The rounds in which client 1 is asked, and lies."""
+    config = read(Federate, None, SETTINGS)
+    data, _ = load_data(config)
+    sampler = sampler_of(build_spec(config, data, 0, config.base_pruning[0], config.defense[0]), 0)
+    return [number for number in range(LIES, ROUNDS + 1, LIES) if sampler.clients(number) == [1]]
+
+
+def node_process(flower, number):
+    """The newest process of a node."""
+    return int(re.findall(rf"node {number} is process (\d+)", flower.said("nodes"))[-1])
+
+
+@pytest.mark.timeout(1800)
+def test_two_hundred_rounds_with_faults(tmp_path):
+    page = tmp_path / "run" / "report.html"
+    with Deployment(tmp_path) as flower:
+        flower.superlink()
+        flower.superexec()
+        flower.nodes(NODES, 0.05)
+        settings = SETTINGS | {"out": str(page.parent), "deadline": DEADLINE, "patience": 300.0}
+        flower.run(APP, **settings, stage=str(tmp_path), lies=LIES)
+        begun = time.monotonic()
+
+        def reach(share):
+            flower.wait_for(lambda: finished(page.parent) >= share * ROUNDS, f"{share:.0%} of the rounds", 900)
+
+        reach(0.25)
+        os.kill(node_process(flower, 0), signal.SIGTERM)  # signs off, and comes back
+        reach(0.5)
+        flower.end("superlink")
+        flower.superlink()
+        reach(0.97)
+        os.kill(node_process(flower, 2), signal.SIGKILL)  # does not sign off: its rounds wait for the deadline
+        flower.wait_for(page.exists, "the page", 900)
+        spent = sum(cost(process.pid)[0] for process in flower.processes.values())
+        starts = [len(re.findall(f"node {node} is process", flower.said("nodes"))) for node in range(NODES)]
+    print(f"{ROUNDS} rounds in {time.monotonic() - begun:.0f} s, {spent / ROUNDS:.2f} CPU seconds each, all processes")
+
+    rows = load_rows(page.parent)
+    lost = {row.extra["round"]: row.note for row in rows if row.metric == "lost_clients"}
+    assert starts[0] >= 2 and starts[1] == 1
+    words = ("returned NaN", "returned a wrong shape", "returned an oversized update")
+    expected = {number: words[number // LIES % 3] for number in lying_rounds()}
+    assert expected and all(f"client 1 {word}" in lost[number] for number, word in expected.items())
+    others = {number: note for number, note in lost.items() if number not in expected}
+    assert len(others) <= 12 and all(re.search("client [02]", note) for note in others.values())  # by the two kills
+    scores = [row.value for row in rows if row.metric == "test_accuracy"]
+    assert len(scores) == ROUNDS // 10 and max(scores[-3:]) > scores[0]
+    assert all(value.isfinite().all() for value in kept_model(page.parent).values())
