@@ -22,10 +22,10 @@ from secateur.config import Federate, RecommendFederation, dump, inversion
 from secateur.data.dataset import Dataset
 from secateur.errors import WrongInput
 from secateur.evaluation.attack_strength import list_modes
-from secateur.evaluation.selection import AUC, BYTES, DROP, PSNR, RECOGNISABLE, Assessment, find_strongest
+from secateur.evaluation.selection import AUC, BYTES, DROP, PSNR, Assessment
 from secateur.experiments.federate import FederateExperiment, check_federate
 from secateur.experiments.recipe_search import FIRST, SHADOWED, Confirmation, HalfRun, StageClock, describe_amount
-from secateur.experiments.update_recipes import halve_rows
+from secateur.experiments.update_recipes import halve_rows, measure_pictures
 from secateur.federated.build import load_data, network_of, rates_of, shares_of
 from secateur.interfaces import Params
 from secateur.metrics.estimates import average, difference
@@ -140,7 +140,7 @@ class FederationBench:
 
     def audit_seconds(self, fresh: int, finalists: int = 1) -> float:
         """Return about the seconds of all rounds under every attacker known."""
-        return 2.0 * (finalists + fresh) * self.clock.mean("federation")
+        return 2.0 * (finalists + fresh) * self.clock.mean("federate")
 
     def assess(self, number: int, recipe: FederationRecipe, rung: int) -> Assessment:
         """Run a federation on the half to choose on, as far as a rung goes, and attack it."""
@@ -262,9 +262,7 @@ def measure_attacks(rows: Sequence[Row]) -> dict[str, Estimate]:
         mean = average([_estimate(row) for row in same])._replace(note=attack)
         if AUC not in measures or mean.value > measures[AUC].value:
             measures[AUC] = mean
-    overall = [row for row in rows if row.extra.get("target", "") is None and row.extra.get("against") != "raw"]
-    pooled = [row for row in overall if row.extra.get("client") is None] or overall
-    return measures | find_strongest(pooled, (RECOGNISABLE, PSNR))
+    return measures | measure_pictures(rows)
 
 
 def _estimate(row: Row) -> Estimate:
