@@ -123,7 +123,9 @@ class Recommend(SearchFields, ModelRun):
     max_tpr_at_1: Limit = flag(None, "Limit on the TPR at 1 % FPR, under every attack.")
     max_auc: Limit = flag(None, "Limit on the AUC, under every attack.")
     max_latency: base.Positive | None = flag(None, "Limit on the latency, as a share of the original's.")
-    compare: list[KnownRecipe] = field(list, "Recipes of yours, audited beside the recommended one on the same rows.")
+    compare: list[KnownRecipe] = field(
+        list, "Recipes of yours: the search begins with them, and they are audited beside the recommended one."
+    )
 
     @model_validator(mode="after")
     def _check(self) -> Recommend:

@@ -92,6 +92,10 @@ class FederationSpace:
         recipe = FederationRecipe(method, self.defenses[choices["defense"]], rates, widths)
         return recipe if self.allows(recipe) else None
 
+    def locate(self, recipe: FederationRecipe) -> dict[str, int] | None:
+        """Return None: the search begins with no recipe."""
+        return None
+
 
 @dataclass(frozen=True)
 class FederationBench:
@@ -131,6 +135,10 @@ class FederationBench:
             if search.advise:
                 listed.append((rule, self._advise(rule), "the channels that pilots advise"))
         return FederationSpace(listed, list(dict.fromkeys(search.defense)), self._is_allowed)
+
+    def list_known(self) -> list[FederationRecipe]:
+        """Return nothing: the run file compares none."""
+        return []
 
     def train_originals(self) -> None:
         """Do nothing: the plain federation is a stage of the first recipe."""

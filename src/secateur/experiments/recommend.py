@@ -278,7 +278,7 @@ def compare(search: RecipeSearch, confirmed: Confirmation) -> list[tuple[Searche
     if not isinstance(search.config, Recommend) or not isinstance(search.bench, RecipeBench):
         return []
     run, compared = search.bench.run, list[tuple[SearchedRecipe, Mapping[str, Estimate]]]()
-    for place, recipe in enumerate(list_known(search.config, search.bench.tabular), start=1):
+    for place, recipe in enumerate(search.bench.list_known(), start=1):
         if place == 1:
             number, chosen = search.chosen
             run.add(search.measure_rows(chosen, confirmed.measures, COMPARED, recipe=number, rung=SHADOWED))

@@ -92,6 +92,10 @@ class UpdateSpace:
         """Return the recipe at a position."""
         return UpdateRecipe(self.defenses[choices["defense"]])
 
+    def locate(self, recipe: UpdateRecipe) -> dict[str, int] | None:
+        """Return None: the search begins with no recipe."""
+        return None
+
 
 def halve_rows(data: Dataset, seed: int) -> tuple[Dataset, Dataset]:
     """Return two data sets without a common row: halves of the train part and of the test part."""
@@ -133,6 +137,10 @@ class UpdateBench:
     def open_space(self) -> UpdateSpace:
         """Return the defenses to search."""
         return UpdateSpace(list(dict.fromkeys(self.search.defense)))
+
+    def list_known(self) -> list[UpdateRecipe]:
+        """Return nothing: the run file compares none."""
+        return []
 
     def train_originals(self) -> None:
         """Do nothing: the undefended training is a stage of the first recipe."""
