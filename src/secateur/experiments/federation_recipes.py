@@ -25,7 +25,7 @@ from secateur.evaluation.attack_strength import list_modes
 from secateur.evaluation.selection import AUC, BYTES, DROP, PSNR, Assessment
 from secateur.experiments.federate import FederateExperiment, check_federate
 from secateur.experiments.recipe_search import FIRST, SHADOWED, Confirmation, HalfRun, StageClock, describe_amount
-from secateur.experiments.update_recipes import halve_rows, measure_pictures
+from secateur.experiments.update_recipes import drop_rows, halve_rows, measure_pictures
 from secateur.federated.build import load_data, network_of, rates_of, shares_of
 from secateur.interfaces import Params
 from secateur.metrics.estimates import average, difference
@@ -165,7 +165,8 @@ class FederationBench:
             net.load_state_dict(model, strict=False)
             return net.eval()
 
-        return Confirmation(run.rows, run.figures, measures, "federate", whole, dump(whole), build)
+        rows = [*run.rows, *drop_rows(run.rows, "test_accuracy", measures[DROP], "against the plain federation")]
+        return Confirmation(rows, run.figures, measures, "federate", whole, dump(whole), build)
 
     def _measure(
         self, recipe: FederationRecipe, rung: int, data: Dataset, seed: int

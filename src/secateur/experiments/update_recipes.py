@@ -169,7 +169,9 @@ class UpdateBench:
             client.net.load_state_dict(trained.state)
             return client.net.cpu().eval()
 
-        return Confirmation(run.rows, run.figures, measures, "invert", config, dump(config), build)
+        note = f"after {self.search.training_epochs} epochs of {config.users} users, without the defense minus with it"
+        rows = [*run.rows, *drop_rows(run.rows, "psnr", measures[DROP], note)]
+        return Confirmation(rows, run.figures, measures, "invert", config, dump(config), build)
 
     def _measure(
         self, defense: Defense, rung: int, data: Dataset, seed: int
@@ -241,6 +243,13 @@ def compare_training(plain: CollaborativeResult, trained: CollaborativeResult, d
     before, after = (share_of(result.history[-1]["test_accuracy"], tested) for result in (plain, trained))
     share = trained.history[-1]["bytes_up"] / plain.history[-1]["bytes_up"]
     return {DROP: difference(before, after), BYTES: Estimate(share, share, share)}
+
+
+def drop_rows(rows: Sequence[Row], like: str, drop: Estimate, note: str) -> list[Row]:
+    """Return the loss of accuracy as a row, with the labels of the rows of a measure; limits are held against it."""
+    labelled = [row for row in rows if row.metric == like and row.extra.get("target") is None][-1:]
+    values = {"value": drop.value, "low": drop.low, "high": drop.high, "note": note}
+    return [replace(row, metric=DROP, attack=None, adaptive=None, **values) for row in labelled]
 
 
 def measure_pictures(rows: Sequence[Row]) -> dict[str, Estimate]:
