@@ -1,9 +1,9 @@
-"""Wall seconds of a search of recipes beside separate audits of the same recipes, measured in one run.
+"""CPU seconds of a search of recipes beside separate audits of the same recipes, measured in one run.
 
 A search trains the originals once, and attacks only its finalists with shadow models. A separate audit trains a victim
 and its shadow models for one recipe. Some recipes of the search are audited alone, and their mean stands for all.
-Printed: the number of audits that take as long as the search (goal: 20 recipes in the time of 6 audits), and the
-seconds by kind of work.
+Printed: the number of audits that take as long as the search (goal: 20 recipes in the time of 6 audits), and the wall
+seconds by kind of work. CPU seconds of one thread are compared, as other programs may use the machine.
 
     python benchmarks/recommend.py [--data location] [--model mlp] [--recipes 20] [--audits 2] [--shadows 5] [--seed 0]
 """
@@ -31,9 +31,9 @@ def audit_alone(row: Row, fields: dict[str, Any], attacks: list[str], folder: Pa
     recipe = {"pruner": row.pruner, "sparsity": row.sparsity, "defense": row.defense, "attack": attacks}
     schedule = {"finetune": {"epochs": row.extra["epochs"], "learning_rate": row.extra["learning_rate"]}}
     config = read(Audit, None, fields | recipe | schedule | {"adaptive": True, "seeds": 1})
-    start = time.perf_counter()
+    start = time.process_time()
     run_audit(config, folder)
-    return time.perf_counter() - start
+    return time.process_time() - start
 
 
 def main() -> None:
@@ -49,14 +49,14 @@ def main() -> None:
     fields = {"model": options.model, "data": options.data, "shadows": options.shadows}
     config = read(Recommend, None, fields | {"candidates": options.recipes, "seed": options.seed})
     with tempfile.TemporaryDirectory() as folder:
-        start = time.perf_counter()
+        start = time.process_time()
         result = run_recommend(config, Path(folder) / "search")
-        whole = time.perf_counter() - start
+        whole = time.process_time() - start
         recipes = [row for row in result.rows if row.metric == "search_auc"][: options.audits]
         attacks = [str(attack) for attack in config.attack]
         alone = [audit_alone(row, fields, attacks, Path(folder) / str(i)) for i, row in enumerate(recipes)]
     mean = sum(alone) / len(alone)
-    print(f"search of {options.recipes} recipes with its last audit: {whole:.1f} s; one audit: {mean:.1f} s")
+    print(f"search of {options.recipes} recipes with its last audit: {whole:.1f} s; one audit: {mean:.1f} s of the processor")
     print(f"as long as {whole / mean:.1f} separate audits")
     for row in result.rows:
         if row.metric == "seconds_spent":

@@ -2,7 +2,8 @@
 
 python results/recommend.py results/rows/recommend-location.jsonl.xz ...
 
-Prints one table an archive, a line a seed and recipe, and what the recommended one is beside each hand-picked one.
+Prints one table an archive, a line a seed and recipe, and what the recommended one is beside each known one. A recipe
+is on the front if no other line of its seed is nowhere worse, and beyond the intervals better in one measure.
 """
 
 from __future__ import annotations
@@ -11,8 +12,9 @@ import sys
 from collections import defaultdict
 from pathlib import Path
 
-from secateur.evaluation.selection import AUC, BYTES, COMPARED, DROP, TPR
+from secateur.evaluation.selection import AUC, BYTES, COMPARED, DROP, TPR, Assessment, select_front
 from secateur.report.recommend import name_recipe
+from secateur.report.summary import estimate
 from secateur.runs.archive import read_archive
 from secateur.runs.rows import Row
 
@@ -42,6 +44,16 @@ def value(recipe: dict[str, Row], measure: str) -> float:
     return float("inf") if row is None or row.value is None else row.value
 
 
+def find_front(recipes: dict[tuple[int, int], dict[str, Row]], seed: int) -> set[int]:
+    """Return the recipes of a seed that no other one beats in accuracy, AUC and bytes, beyond the intervals."""
+    items = []
+    for (other, number), measures in recipes.items():
+        if other == seed:
+            known = {name: estimate(row) for name, row in measures.items() if row.value is not None}
+            items.append(Assessment(number, "", 2, known))
+    return {item.number for item in select_front(items)}
+
+
 def judge(recommended: dict[str, Row], rival: dict[str, Row]) -> str:
     """Return what the recommended recipe is beside a hand-picked one: by values, and beyond the intervals."""
     words = []
@@ -61,6 +73,7 @@ def main(paths: list[Path]) -> None:
         archive = read_archive(path)
         recipes = group(archive.rows)
         print(f"\n{path.name}: {archive.provenance.get('command')}; commit {archive.provenance.get('commit')}\n")
+        fronts = {seed: find_front(recipes, seed) for seed in {seed for seed, _ in recipes}}
         print("| seed | recipe | accuracy drop | AUC | TPR at 1 % | bytes | the recommended one is |")
         print("|---|---|---|---|---|---|---|")
         for (seed, number), measures in sorted(recipes.items(), key=lambda item: (item[0][0], -item[0][1])):
@@ -68,6 +81,7 @@ def main(paths: list[Path]) -> None:
             labels = {name: getattr(row, name) for name in ("pruner", "sparsity", "defense")}
             best = next(other for (s, n), other in recipes.items() if s == seed and n >= 0)
             verdict = "**recommended**" if number >= 0 else judge(best, measures)
+            verdict += "" if number in fronts[seed] else "; not on the front"
             cells = " | ".join(write(measures.get(name)) for name in MEASURES)
             print(f"| {seed} | {name_recipe(labels)} | {cells} | {verdict} |")
 

@@ -64,6 +64,7 @@ def test_the_recipe_is_chosen_on_one_half_and_audited_on_the_other(run):
     searched = [row for row in rows if row.metric == "search_auc"]
     assert sorted(row.extra["recipe"] for row in searched) == list(range(5))
     assert sorted(row.extra["rung"] for row in searched) == [0, 0, 1, 2, 2]
+    assert (searched[0].pruner, searched[0].sparsity) == ("l1-unstructured", 0.5)  # the user's recipe begins
     assert result.chosen["auc"] != result.confirmed["auc"]
     counts = {row.metric: row.value for row in rows if row.metric in ("members", "nonmembers")}
     data = load("digits").limit_rows(600, torch.Generator())
@@ -134,7 +135,7 @@ def test_a_budget_that_is_over_leaves_one_generation_and_one_finalist(copied):
     fields = {name: value for name, value in FIELDS.items() if name != "candidates"} | {"budget": "0.001s"}
     first, again = (secateur.recommend(copied, **fields) for _ in range(2))
     searched = [row for row in first.rows if row.metric == "search_auc"]
-    assert sorted(row.extra["rung"] for row in searched) == [0, 0, 1, 2]
+    assert sorted(row.extra["rung"] for row in searched) == [0, 0, 1, 1, 2]  # beside the user's recipe
     assert select_comparable(again.rows) == select_comparable(first.rows)
     assert read(Recommend, copied / "config.yaml", {}).budget == 0.001  # a run file that repeats the run
 
@@ -207,7 +208,7 @@ def test_ray_workers_leave_the_rows_of_a_search_without_them(run, tmp_path, monk
         stage.unlink()
     (folder / "search.json").unlink()
     again = secateur.recommend(folder, address="host:1", **FIELDS)
-    assert calls == [0, 0, 0, 0, 1, 1, 0, 1]
+    assert calls == [1, 0, 0, 0, 0, 1, 1]
     assert select_comparable(again.rows) == select_comparable(run[1].rows)
     with pytest.raises(WrongInput, match="is no stage"):
         recipe_spread.keep_stages(tmp_path, {"../x.safetensors": b""})

@@ -123,7 +123,9 @@ class Recommend(SearchFields, ModelRun):
     max_tpr_at_1: Limit = flag(None, "Limit on the TPR at 1 % FPR, under every attack.")
     max_auc: Limit = flag(None, "Limit on the AUC, under every attack.")
     max_latency: base.Positive | None = flag(None, "Limit on the latency, as a share of the original's.")
-    compare: list[KnownRecipe] = field(list, "Recipes of yours, audited beside the recommended one on the same rows.")
+    compare: list[KnownRecipe] = field(
+        list, "Recipes of yours: the search begins with them, and they are audited beside the recommended one."
+    )
 
     @model_validator(mode="after")
     def _check(self) -> Recommend:
@@ -168,8 +170,12 @@ class RecommendUpdates(SearchFields, Invert):
         return self
 
     def to_invert(self, **fields: Any) -> Invert:
-        """Return the run file of the attacks on one defense: the shared fields, and `fields`."""
-        names = (self.model_fields_set & Invert.model_fields.keys()) - {"limits", "seeds", "attack", "defense"}
+        """Return the run file of the attacks on one defense: the shared fields, and `fields`.
+
+        Iterations, restarts and modes are in the attacks themselves (`attacks`).
+        """
+        searched = {"limits", "seeds", "attack", "defense", "iterations", "restarts", "adaptive"}
+        names = (self.model_fields_set & Invert.model_fields.keys()) - searched
         shared = {name: getattr(self, name) for name in names if name != "schema_version"}
         shared |= {"targets": self.targets, "seeds": [self.seed]}
         return Invert.model_validate(shared | fields)
@@ -216,6 +222,8 @@ class RecommendFederation(SearchFields, FederationFields):
         names = (self.model_fields_set & FederationFields.model_fields.keys()) - searched
         if fields.get("submodels"):
             names -= set(NOT_WITH_SUBMODELS) | set(FOR_INVERSION) | {"learning_rate"}
+        if not (fields.get("attack") or fields.get("membership")):
+            names -= {*FOR_INVERSION, "attack_history", "iterations"}
         shared = {name: getattr(self, name) for name in names if name != "schema_version"}
         shared |= {"model": self.model, "rounds": self.rounds, "seeds": [self.seed], "images": self.images}
         return Federate.model_validate(shared | fields)

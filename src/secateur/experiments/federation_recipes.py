@@ -22,10 +22,10 @@ from secateur.config import Federate, RecommendFederation, dump, inversion
 from secateur.data.dataset import Dataset
 from secateur.errors import WrongInput
 from secateur.evaluation.attack_strength import list_modes
-from secateur.evaluation.selection import AUC, BYTES, DROP, PSNR, RECOGNISABLE, Assessment, find_strongest
+from secateur.evaluation.selection import AUC, BYTES, DROP, PSNR, Assessment
 from secateur.experiments.federate import FederateExperiment, check_federate
 from secateur.experiments.recipe_search import FIRST, SHADOWED, Confirmation, HalfRun, StageClock, describe_amount
-from secateur.experiments.update_recipes import halve_rows
+from secateur.experiments.update_recipes import drop_rows, halve_rows, measure_pictures
 from secateur.federated.build import load_data, network_of, rates_of, shares_of
 from secateur.interfaces import Params
 from secateur.metrics.estimates import average, difference
@@ -92,6 +92,10 @@ class FederationSpace:
         recipe = FederationRecipe(method, self.defenses[choices["defense"]], rates, widths)
         return recipe if self.allows(recipe) else None
 
+    def locate(self, recipe: FederationRecipe) -> dict[str, int] | None:
+        """Return None: the search begins with no recipe."""
+        return None
+
 
 @dataclass(frozen=True)
 class FederationBench:
@@ -132,6 +136,10 @@ class FederationBench:
                 listed.append((rule, self._advise(rule), "the channels that pilots advise"))
         return FederationSpace(listed, list(dict.fromkeys(search.defense)), self._is_allowed)
 
+    def list_known(self) -> list[FederationRecipe]:
+        """Return nothing: the run file compares none."""
+        return []
+
     def train_originals(self) -> None:
         """Do nothing: the plain federation is a stage of the first recipe."""
 
@@ -140,7 +148,7 @@ class FederationBench:
 
     def audit_seconds(self, fresh: int, finalists: int = 1) -> float:
         """Return about the seconds of all rounds under every attacker known."""
-        return 2.0 * (finalists + fresh) * self.clock.mean("federation")
+        return 2.0 * (finalists + fresh) * self.clock.mean("federate")
 
     def assess(self, number: int, recipe: FederationRecipe, rung: int) -> Assessment:
         """Run a federation on the half to choose on, as far as a rung goes, and attack it."""
@@ -157,7 +165,8 @@ class FederationBench:
             net.load_state_dict(model, strict=False)
             return net.eval()
 
-        return Confirmation(run.rows, run.figures, measures, "federate", whole, dump(whole), build)
+        rows = [*run.rows, *drop_rows(run.rows, "test_accuracy", measures[DROP], "against the plain federation")]
+        return Confirmation(rows, run.figures, measures, "federate", whole, dump(whole), build)
 
     def _measure(
         self, recipe: FederationRecipe, rung: int, data: Dataset, seed: int
@@ -262,9 +271,7 @@ def measure_attacks(rows: Sequence[Row]) -> dict[str, Estimate]:
         mean = average([_estimate(row) for row in same])._replace(note=attack)
         if AUC not in measures or mean.value > measures[AUC].value:
             measures[AUC] = mean
-    overall = [row for row in rows if row.extra.get("target", "") is None and row.extra.get("against") != "raw"]
-    pooled = [row for row in overall if row.extra.get("client") is None] or overall
-    return measures | find_strongest(pooled, (RECOGNISABLE, PSNR))
+    return measures | measure_pictures(rows)
 
 
 def _estimate(row: Row) -> Estimate:

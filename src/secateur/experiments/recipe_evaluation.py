@@ -37,7 +37,7 @@ from secateur.experiments.pipeline import (
 )
 from secateur.experiments.prune import save, save_program
 from secateur.experiments.recipe_search import FIRST, SHADOWED, Confirmation, HalfRun, StageClock
-from secateur.experiments.recipe_space import CompressionRecipe, SearchSpace, build_space
+from secateur.experiments.recipe_space import CompressionRecipe, SearchSpace, build_space, list_known
 from secateur.experiments.threat_models import Compression, Matchup, list_matchups
 from secateur.interfaces import Converter
 from secateur.metrics.membership import Estimate
@@ -100,6 +100,10 @@ class RecipeBench:
     def open_space(self) -> SearchSpace:
         """Return the compressions to search."""
         return build_space(self.search, self.tabular)
+
+    def list_known(self) -> list[CompressionRecipe]:
+        """Return the user's recipes."""
+        return list_known(self.search, self.tabular)
 
     def audit_seconds(self, fresh: int, finalists: int = 1) -> float:
         """Return about the seconds of attacking recipes with shadow models, of which `fresh` sets must be trained."""

@@ -172,6 +172,10 @@ class Bench(Protocol):
         """Return the recipes to search."""
         ...
 
+    def list_known(self) -> Sequence[Any]:
+        """Return the user's recipes, with which the search begins."""
+        ...
+
     def train_originals(self) -> None:
         """Train, before the search, what all recipes share, if that is faster."""
         ...
@@ -213,7 +217,7 @@ class RecipeSearch:
     def __post_init__(self) -> None:
         self.limits = select_limits(self.config)
         self.shown = list(self.config.limits.by_measure()) if self.config.limits.decide == "high" else []
-        self._start = time.monotonic()
+        self._start, self._known = time.monotonic(), 0
         self._ended = self._read_end()
 
     def run(self) -> None:
@@ -221,6 +225,7 @@ class RecipeSearch:
         sampler = RecipeSampler(self.bench.open_space(), self.limits, self.config.seed, self.bench.objectives)
         self.bench.train_originals()
         with progress("recipes", self.config.most_candidates, unit="recipes") as advance:
+            advance(self._begin(sampler))
             while (room := self._room()) and (drawn := sampler.draw(min(room, self.config.generation))):
                 self._run_generation(sampler, drawn)
                 advance(len(drawn))
@@ -228,6 +233,17 @@ class RecipeSearch:
         finalists = self._promote()
         ended = {"recipes": len(self.recipes), "finalists": finalists}
         self.bench.run.write("search.json", json.dumps({"ended": ended, "settings": self.settings}))
+
+    def _begin(self, sampler: RecipeSampler) -> int:
+        """Measure the user's recipes to their end, so that the choice is among them too; return their number."""
+        self.recipes = list(dict.fromkeys(self.bench.list_known()))
+        numbers = range(len(self.recipes))
+        self._known = len(numbers)
+        self._assess_many(numbers, WHOLE)
+        for number in numbers:
+            if sampler.include(self.recipes[number]):
+                sampler.tell(self.recipes[number], self.results[number])
+        return len(numbers)
 
     def _read_end(self) -> dict[str, int] | None:
         """Return the numbers at which a search with these settings ended; None if it did not."""
@@ -288,9 +304,9 @@ class RecipeSearch:
         if self._ended is not None:
             return self._ended["recipes"] - len(self.recipes)
         most = self.config.most_candidates
-        if self.recipes and self._time_left() < self._finals_seconds():
+        if len(self.recipes) > self._known and self._time_left() < self._finals_seconds():
             return 0
-        return self.config.generation if most is None else most - len(self.recipes)
+        return self.config.generation if most is None else max(0, most - len(self.recipes))
 
     def _time_left(self) -> float:
         """Return the seconds of the budget that are left beside the last audit."""

@@ -56,6 +56,10 @@ class Space(Protocol):
         """Return the recipe of these positions; None if there is none."""
         ...
 
+    def locate(self, recipe: Any) -> dict[str, int] | None:
+        """Return the positions of a recipe; None if it is outside of the space."""
+        ...
+
 
 @dataclass(frozen=True)
 class CompressionRecipe:
@@ -117,6 +121,15 @@ class SearchSpace:
         return CompressionRecipe(
             compression, self.epochs[choices["epochs"]], self.learning_rates[choices["learning_rate"]]
         )
+
+    def locate(self, recipe: CompressionRecipe) -> dict[str, int] | None:
+        """Return the positions of a recipe; None if it is outside of the space."""
+        compression = recipe.compression
+        values = (compression.pruner, compression.sparsity, compression.defense, recipe.epochs, recipe.learning_rate)
+        lists = (self.pruners, self.sparsities, self.defenses, self.epochs, self.learning_rates)
+        if any(value not in known for value, known in zip(values, lists, strict=True)):
+            return None
+        return {name: known.index(value) for name, value, known in zip(self.sizes, values, lists, strict=True)}
 
 
 def build_space(config: Recommend, tabular: bool) -> SearchSpace:
@@ -191,6 +204,17 @@ class RecipeSampler:
                 self._trials[recipe] = trial
                 recipes.append(recipe)
         return recipes
+
+    def include(self, recipe: SearchedRecipe) -> bool:
+        """Count a recipe of the user's as drawn; return False if it is outside of the space."""
+        positions = self.space.locate(recipe)
+        if positions is None:
+            return False
+        with _quiet():
+            self._study.enqueue_trial(positions)
+            self._trials[recipe] = self._study.ask()
+            self._suggest(self._trials[recipe])
+        return True
 
     def tell(self, recipe: SearchedRecipe, result: Assessment) -> None:
         """Tell the sampler the measures of a recipe; a missing one counts as the worst."""

@@ -52,6 +52,7 @@ from secateur.experiments.context import (
     fit_attacks,
     fit_pruners,
 )
+from secateur.experiments.federation_recipes import prepare_federation
 from secateur.experiments.prune import scale_inputs
 from secateur.experiments.recipe_evaluation import RecipeBench, split_parts
 from secateur.experiments.recipe_search import (
@@ -66,6 +67,7 @@ from secateur.experiments.recipe_search import (
 )
 from secateur.experiments.recipe_space import SearchedRecipe, build_space, list_known
 from secateur.experiments.recipe_spread import opened_spread
+from secateur.experiments.update_recipes import prepare_updates
 from secateur.gpu.determinism import deterministic
 from secateur.metrics.membership import Estimate
 from secateur.models.create import check_untrained
@@ -106,12 +108,8 @@ def prepare_any(config: SearchFields) -> Preparation:
     """Return the search of a run file, of models, updates or a federation; refuse before any work what cannot run."""
     require("optuna", "search")
     if isinstance(config, RecommendUpdates):
-        from secateur.experiments.update_recipes import prepare_updates
-
         return Preparation(*prepare_updates(config))
     if isinstance(config, RecommendFederation):
-        from secateur.experiments.federation_recipes import prepare_federation
-
         return Preparation(*prepare_federation(config))
     assert isinstance(config, Recommend)
     return prepare_models(config)
@@ -144,7 +142,6 @@ def run_recommend(
         if confirmed.records:
             run.write_parts("records.csv", write_records(confirmed.records))
         recommendation = answer(search, confirmed, out)
-        run.add(compare_rows(search, recommendation))
         run.add(time_rows(bench))
         shown = {"recipe": recommendation.chosen.number, "front": [item.number for item in search.front]}
         shown |= {"sentences": recommendation.sentences, "command": recommendation.command, "rungs": bench.rungs}
@@ -228,7 +225,7 @@ def answer(search: RecipeSearch, confirmed: Confirmation, out: Path) -> Recommen
     checks += check_measures(recipe.title, confirmed.measures, others, limits.decide)
     checks += check_measures(recipe.title, confirmed.measures, search.config.shares)
     broken = holding.outcome(checks) is Outcome.ABOVE
-    compared = compare(search)
+    compared = compare(search, confirmed)
     sentences = write_sentences(search, chosen, confirmed.measures, broken)
     sentences += [
         f"Yours, {known.title}: {_list_measures(measures)}, on the same rows." for known, measures in compared
@@ -273,31 +270,22 @@ def _list_measures(measures: Mapping[str, Estimate]) -> str:
     return ", ".join(texts)
 
 
-def compare(search: RecipeSearch) -> list[tuple[SearchedRecipe, Mapping[str, Estimate]]]:
-    """Return the user's recipes with their measures on the rows that chose nothing.
+def compare(search: RecipeSearch, confirmed: Confirmation) -> list[tuple[SearchedRecipe, Mapping[str, Estimate]]]:
+    """Measure the user's recipes on the rows that chose nothing, and add them to the run beside the recommended one.
 
-    Each is attacked by fresh shadow models of its own recipe.
+    Each is attacked by fresh shadow models of its own recipe. A kill leaves the rows of those that are done.
     """
     if not isinstance(search.config, Recommend) or not isinstance(search.bench, RecipeBench):
         return []
-    known = list_known(search.config, search.bench.tabular)
-    return [(recipe, search.bench.confirm(recipe).measures) for recipe in known]
-
-
-def compare_rows(search: RecipeSearch, recommendation: Recommendation) -> list[Row]:
-    """Return the measures of the recommended recipe and of the user's; nothing if there is none of the user's."""
-    if not recommendation.compared:
-        return []
-    rows = search.measure_rows(
-        recommendation.recipe,
-        recommendation.confirmed.measures,
-        COMPARED,
-        recipe=recommendation.chosen.number,
-        rung=SHADOWED,
-    )
-    for place, (recipe, measures) in enumerate(recommendation.compared, start=1):
-        rows += search.measure_rows(recipe, measures, COMPARED, recipe=-place, rung=SHADOWED)
-    return rows
+    run, compared = search.bench.run, list[tuple[SearchedRecipe, Mapping[str, Estimate]]]()
+    for place, recipe in enumerate(search.bench.list_known(), start=1):
+        if place == 1:
+            number, chosen = search.chosen
+            run.add(search.measure_rows(chosen, confirmed.measures, COMPARED, recipe=number, rung=SHADOWED))
+        compared.append((recipe, search.bench.confirm(recipe).measures))
+        run.add(search.measure_rows(*compared[-1], COMPARED, recipe=-place, rung=SHADOWED))
+        run.flush()
+    return compared
 
 
 def time_rows(bench: Bench) -> list[Row]:

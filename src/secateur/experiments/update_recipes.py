@@ -92,6 +92,10 @@ class UpdateSpace:
         """Return the recipe at a position."""
         return UpdateRecipe(self.defenses[choices["defense"]])
 
+    def locate(self, recipe: UpdateRecipe) -> dict[str, int] | None:
+        """Return None: the search begins with no recipe."""
+        return None
+
 
 def halve_rows(data: Dataset, seed: int) -> tuple[Dataset, Dataset]:
     """Return two data sets without a common row: halves of the train part and of the test part."""
@@ -134,6 +138,10 @@ class UpdateBench:
         """Return the defenses to search."""
         return UpdateSpace(list(dict.fromkeys(self.search.defense)))
 
+    def list_known(self) -> list[UpdateRecipe]:
+        """Return nothing: the run file compares none."""
+        return []
+
     def train_originals(self) -> None:
         """Do nothing: the undefended training is a stage of the first recipe."""
 
@@ -161,7 +169,9 @@ class UpdateBench:
             client.net.load_state_dict(trained.state)
             return client.net.cpu().eval()
 
-        return Confirmation(run.rows, run.figures, measures, "invert", config, dump(config), build)
+        note = f"after {self.search.training_epochs} epochs of {config.users} users, without the defense minus with it"
+        rows = [*run.rows, *drop_rows(run.rows, "psnr", measures[DROP], note)]
+        return Confirmation(rows, run.figures, measures, "invert", config, dump(config), build)
 
     def _measure(
         self, defense: Defense, rung: int, data: Dataset, seed: int
@@ -235,13 +245,27 @@ def compare_training(plain: CollaborativeResult, trained: CollaborativeResult, d
     return {DROP: difference(before, after), BYTES: Estimate(share, share, share)}
 
 
+def drop_rows(rows: Sequence[Row], like: str, drop: Estimate, note: str) -> list[Row]:
+    """Return the loss of accuracy as a row, with the labels of the rows of a measure; limits are held against it."""
+    labelled = [row for row in rows if row.metric == like and row.extra.get("target") is None][-1:]
+    values = {"value": drop.value, "low": drop.low, "high": drop.high, "note": note}
+    return [replace(row, metric=DROP, attack=None, adaptive=None, **values) for row in labelled]
+
+
 def measure_pictures(rows: Sequence[Row]) -> dict[str, Estimate]:
     """Return the leakage by the strongest attack for each measure; the upper end is the highest of all attacks.
 
-    Of ATS the pictures that the client used are compared.
+    Of ATS the pictures that the client used are compared. PSNR is at least that of a grey picture: below it all
+    recipes show nothing, and only chance would order them.
     """
     overall = [row for row in rows if row.extra.get("target", "") is None and row.extra.get("against") != "raw"]
-    return find_strongest(overall, (RECOGNISABLE, PSNR))
+    pooled = [row for row in overall if row.extra.get("client") is None] or overall  # of clients of one width
+    measures = find_strongest(pooled, (RECOGNISABLE, PSNR))
+    grey = max((row.value or 0.0 for row in pooled if row.metric == "psnr_grey"), default=0.0)
+    if PSNR in measures:
+        value, low, high, attack = measures[PSNR]
+        measures[PSNR] = Estimate(max(value, grey), max(low, grey), max(high, grey), attack)
+    return measures
 
 
 def prepare_updates(
