@@ -1,6 +1,6 @@
 """Runs what README and how-to pages show: `secateur` and `python examples/` lines and Python blocks, in a quick form.
 
-    .venv/bin/python .ci/readme.py [--only-extras]
+    .venv/bin/python .ci/readme.py [--only-extras] [PAGE ...]
 
 Any Python that has Secateur will do. A line that needs a missing extra must name it; with the extra it must work. The
 work happens in a temporary folder that holds the files which the pages presume. `pip install` and `make` lines are
@@ -111,17 +111,15 @@ def main() -> int:
     """Run the examples, print a line of each, and return 1 if any failed."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--only-extras", action="store_true", help="only what needs an extra")
-    only_extras = parser.parse_args().only_extras
-    sections = [
-        re.findall(r"^```(\w*)\n(.*?)^```$", section, re.MULTILINE | re.DOTALL)
-        for page in PAGES
-        for section in re.split(r"^## ", page.read_text(), flags=re.MULTILINE)
-    ]
+    parser.add_argument("pages", nargs="*", type=Path, default=PAGES, help="by default README and all how-to pages")
+    arguments = parser.parse_args()
+    only_extras, sections = arguments.only_extras, list_sections(arguments.pages)
     failures = []
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         begun = time.monotonic()
-        furnish(folder, next(text for blocks in sections for _, text in blocks if text.startswith(RUN_FILE)))
+        blocks = (block for section in list_sections(PAGES) for block in section)
+        furnish(folder, next(text for _, text in blocks if text.startswith(RUN_FILE)))
         print(
             f"furnished a folder with the files that the pages presume ({time.monotonic() - begun:.0f} s)", flush=True
         )
@@ -133,6 +131,15 @@ def main() -> int:
     print(*failures, sep="\n", file=sys.stderr)
     print(f"{len(failures)} failed", flush=True)
     return 1 if failures else 0
+
+
+def list_sections(pages: list[Path]) -> list[list[tuple[str, str]]]:
+    """Return the blocks of code of each section, as language and text."""
+    return [
+        re.findall(r"^```(\w*)\n(.*?)^```$", section, re.MULTILINE | re.DOTALL)
+        for page in pages
+        for section in re.split(r"^## ", page.read_text(), flags=re.MULTILINE)
+    ]
 
 
 def furnish(folder: Path, run_file: str) -> None:

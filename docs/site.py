@@ -10,6 +10,7 @@ indented code after a list for text: the first is added, the second fenced.
 
 from __future__ import annotations
 
+import json
 import os
 import posixpath
 import re
@@ -42,7 +43,9 @@ def list_sources() -> dict[str, str]:
     results = {f"results/{path.name}": f"results/{path.name}" for path in sorted((ROOT / "results").glob("*.md"))}
     pictures = sorted((ROOT / "docs" / "images").glob("*"))
     shown = {str(path.relative_to(ROOT)): str(path.relative_to(ROOT / "docs")) for path in pictures}
-    return results | places | shown | SINGLE
+    notebooks = sorted((ROOT / "examples" / "notebooks").glob("*.ipynb"))
+    readable = {str(path.relative_to(ROOT)): f"notebooks/{path.stem}.md" for path in notebooks}
+    return results | places | shown | readable | SINGLE
 
 
 def move_links(text: str, source: str, places: dict[str, str]) -> str:
@@ -100,6 +103,16 @@ def fence_code(text: str) -> str:
     return "\n".join(lines[1:])
 
 
+def read_source(path: Path) -> str:
+    """Return the Markdown of a page; cells of a notebook are text and blocks of code."""
+    text = path.read_text(encoding="utf-8")
+    if path.suffix != ".ipynb":
+        return text
+    cells = [(cell["cell_type"], "".join(cell["source"])) for cell in json.loads(text)["cells"]]
+    parts = [source if kind == "markdown" else f"```python\n{source}\n```" for kind, source in cells]
+    return "\n\n".join([*parts, f"*This is `{path.relative_to(ROOT)}`; a test runs it.*"]) + "\n"
+
+
 def write_pages(folder: Path = PAGES) -> None:
     """Write all pages of the site to a folder."""
     shutil.rmtree(folder, ignore_errors=True)
@@ -108,10 +121,10 @@ def write_pages(folder: Path = PAGES) -> None:
     places |= {source: place for source, (place, _) in generated.items()}
     for source, place in places.items():
         (folder / place).parent.mkdir(parents=True, exist_ok=True)
-        if not source.endswith(".md"):
+        if not place.endswith(".md"):
             shutil.copyfile(ROOT / source, folder / place)
             continue
-        text = generated[source][1] if source in generated else (ROOT / source).read_text(encoding="utf-8")
+        text = generated[source][1] if source in generated else read_source(ROOT / source)
         text = move_links(text, source, places).replace("```mermaid", "```text")
         (folder / place).write_text(space_lists(fence_code(text)), encoding="utf-8")
 

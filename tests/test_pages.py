@@ -3,6 +3,7 @@
 import ast
 import importlib
 import importlib.util
+import json
 import re
 import shlex
 from functools import cache
@@ -20,6 +21,7 @@ PATTERNS = ("*.md", "docs/**/*.md", "results/*.md", ".github/**/*.md")
 PAGES = sorted({path for pattern in PATTERNS for path in ROOT.glob(pattern)})
 NAMES = [str(path.relative_to(ROOT)) for path in PAGES]
 GENERATED = ("methods/", "reference.md")  # pages of the site that docs/generated_pages.py makes
+NOTEBOOKS = sorted((ROOT / "examples" / "notebooks").glob("*.ipynb"))
 FENCE = re.compile(r"^```(\w*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 MENTION = re.compile(r"secateur [\w-]+( --[\w-]+)?")  # of a command or an option
 NOT_HERE = {"my_models", "presumed"}  # files that a page shows
@@ -98,6 +100,16 @@ def test_python_blocks_compile_and_their_imports_exist(page):
             elif isinstance(node, ast.ImportFrom) and node.module not in NOT_HERE:
                 module = importlib.import_module(node.module)
                 assert all(hasattr(module, name.name) for name in node.names), node.module
+
+
+@pytest.mark.parametrize("notebook", NOTEBOOKS, ids=lambda path: path.stem)
+def test_notebooks_are_kept_without_outputs_and_compile(notebook):
+    cells = json.loads(notebook.read_text())["cells"]
+    for cell in cells:
+        if cell["cell_type"] == "code":
+            compile("".join(cell["source"]), cell["id"], "exec")
+            assert not cell["outputs"] and cell["execution_count"] is None
+    assert cells[0]["source"][0].startswith("# ") and len(cells) > 5
 
 
 @cache
