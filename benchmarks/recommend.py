@@ -56,7 +56,9 @@ def main() -> None:
         attacks = [str(attack) for attack in config.attack]
         alone = [audit_alone(row, fields, attacks, Path(folder) / str(i)) for i, row in enumerate(recipes)]
     mean = sum(alone) / len(alone)
-    print(f"search of {options.recipes} recipes with its last audit: {whole:.1f} s; one audit: {mean:.1f} s of the processor")
+    print(
+        f"search of {options.recipes} recipes with its last audit: {whole:.1f} s, one audit: {mean:.1f} s (processor)"
+    )
     print(f"as long as {whole / mean:.1f} separate audits")
     for row in result.rows:
         if row.metric == "seconds_spent":

@@ -8,6 +8,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Sequence
 from logging import WARNING
+from typing import NamedTuple
 
 from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord
 from flwr.common.logger import log
@@ -28,7 +29,8 @@ from secateur.federated.flower.link import (
     unpack,
 )
 from secateur.federated.flower.mod import BUFFERS, apply_update
-from secateur.interfaces import Batch, Params
+from secateur.federated.flower.statement import read_statement
+from secateur.interfaces import Batch, Mask, Params
 
 Truth = Callable[[int, Message], Batch | None]  # (round, reply) -> the examples of an update, where they are known
 
