@@ -10,7 +10,7 @@ export OMP_WAIT_POLICY := PASSIVE
 # Compiled modules are kept: every process of a test would compile the package again.
 export PYTHONDONTWRITEBYTECODE :=
 
-.PHONY: demo test test-system check format bench clean help
+.PHONY: demo test test-system check format bench site clean help
 
 help:  ## show the targets
 	@grep -E '^[a-z-]+:.*##' Makefile | sed -E 's/:.*## /\t/' | expand -t 16
@@ -22,7 +22,7 @@ help:  ## show the targets
 	@touch $@
 
 .venv/dev: .venv/core
-	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev,ray,dp,flower,onnx,hf]'
+	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev,ray,dp,flower,onnx,hf,site]'
 	@touch $@
 
 demo: .venv/core  ## audit a small network on embedded data, invert a few updates, and write a page of each
@@ -52,6 +52,9 @@ bench: .venv/dev  ## print ratios against plain references, measured in one run
 	$(BIN)/python benchmarks/training.py
 	@if [ -n "$$SECATEUR_DATA" ]; then $(BIN)/python benchmarks/audit.py; \
 	else echo "left out: benchmarks/audit.py, as SECATEUR_DATA does not name a folder of real data"; fi
+
+site: .venv/dev  ## build the site of docs/ into site/, without the network
+	$(BIN)/python docs/site.py
 
 clean:  ## remove the environment and the caches
 	rm -rf .venv .pytest_cache .mypy_cache .ruff_cache .hypothesis

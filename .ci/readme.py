@@ -1,9 +1,9 @@
-"""Runs what the README shows: every `secateur` and `python examples/` line, and every Python block, in a quick form.
+"""Runs what README and how-to pages show: `secateur` and `python examples/` lines and Python blocks, in a quick form.
 
     .venv/bin/python .ci/readme.py [--only-extras]
 
 Any Python that has Secateur will do. A line that needs a missing extra must name it; with the extra it must work. The
-work happens in a temporary folder that holds the files which the README presumes. `pip install` and `make` lines are
+work happens in a temporary folder that holds the files which the pages presume. `pip install` and `make` lines are
 left out. Data sets that are not embedded are read from $SECATEUR_DATA; one that is not there is replaced by digits.
 
 A section whose Python block begins with a file's name (`# my_models.py`) is whole: it brings all that its lines need.
@@ -28,13 +28,18 @@ import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 ROOT = Path(__file__).parents[1]
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs" / "howto").glob("*.md"))]
+RUN_FILE = "model: my_package.models:small_net"  # the beginning of the run file that is run
 LEFT_OUT = ("pip install", "make ")
 EXTRAS = {  # of what needs an extra: the package, and the extra that brings it
     r"^secateur sweep": ("ray", "ray"),
     r"^secateur recommend": ("optuna", "search"),
     r"--defense \S*\bdp\b": ("opacus", "dp"),
+    r"\.onnx": ("onnxruntime", "onnx"),
+    r"int8": ("torchao", "compress"),
     r"--engine flower|flower-quickstart|federated\.flower": ("flwr", "flower"),
 }
 QUICK = {  # what makes a line quick; the first that fits is added, and the others have --dry-run
@@ -44,7 +49,7 @@ QUICK = {  # what makes a line quick; the first that fits is added, and the othe
     "secateur sweep": "",  # sweep.yaml is tiny
     "secateur prune": "--set train.epochs=1 --set finetune.epochs=1",
     "secateur reproduce dgp": "--set steps=ig --set defenses=none,dgp",
-    "secateur reproduce": "",  # the README's own line is tiny
+    "secateur reproduce": "",  # the pages' own lines are tiny
     "secateur": "--dry-run",
     "python": "--iterations 20",
 }
@@ -82,9 +87,9 @@ sent = DualGradientPruning().compress({name: torch.randn_like(value) for name, v
 
 @dataclass(frozen=True)
 class Example:
-    """A line or a Python block of the README, and the command that runs it quickly."""
+    """A line or a Python block of a page, and the command that runs it quickly."""
 
-    text: str  # as the README has it, a block by its first line
+    text: str  # as the page has it, a block by its first line
     command: list[str]
     remarks: tuple[str, ...] = ()
     folder: str = "."  # below the furnished one
@@ -109,15 +114,16 @@ def main() -> int:
     only_extras = parser.parse_args().only_extras
     sections = [
         re.findall(r"^```(\w*)\n(.*?)^```$", section, re.MULTILINE | re.DOTALL)
-        for section in re.split(r"^## ", (ROOT / "README.md").read_text(), flags=re.MULTILINE)
+        for page in PAGES
+        for section in re.split(r"^## ", page.read_text(), flags=re.MULTILINE)
     ]
     failures = []
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         begun = time.monotonic()
-        furnish(folder, next(text for blocks in sections for kind, text in blocks if kind == "yaml"))
+        furnish(folder, next(text for blocks in sections for _, text in blocks if text.startswith(RUN_FILE)))
         print(
-            f"furnished a folder with the files that the README presumes ({time.monotonic() - begun:.0f} s)", flush=True
+            f"furnished a folder with the files that the pages presume ({time.monotonic() - begun:.0f} s)", flush=True
         )
         for example in (one for blocks in sections for one in examples(blocks, folder)):
             if only_extras and example.extra is None:
@@ -130,7 +136,7 @@ def main() -> int:
 
 
 def furnish(folder: Path, run_file: str) -> None:
-    """Write the files that the README's lines name."""
+    """Write the files that the lines of the pages name."""
     import numpy as np
     import torch
     from safetensors.torch import save_file
@@ -145,7 +151,7 @@ def furnish(folder: Path, run_file: str) -> None:
     for name, text in FILES.items():
         (folder / name).write_text(text)
     for ours, theirs in IN_RUN_FILE.items():
-        assert ours in run_file, f"the README's run file has no {ours} any more"
+        assert ours in run_file, f"the run file has no {ours} any more"
         run_file = run_file.replace(ours, theirs)
     (folder / "audit.yaml").write_text(run_file)
     (folder / "examples").symlink_to(ROOT / "examples")
@@ -166,6 +172,8 @@ def furnish(folder: Path, run_file: str) -> None:
         save_file(state_of(net), folder / f"{name}.safetensors")
     update = gradient_update(net, state_of(net), Batch(inputs[:1], labels[:1]))
     save_file(update.values, folder / "captured.safetensors", metadata={"kind": "gradient"})
+    for name in ("net", "small"):
+        export(net, inputs[:1], folder / name)
     usual = create(Invert().model, digits.input_shape, digits.classes, rng)
     save_file(state_of(usual), folder / "trained.safetensors")
     parts = {
@@ -175,6 +183,17 @@ def furnish(folder: Path, run_file: str) -> None:
     done = execute([secateur(), *shlex.split(f"audit {TINY} --out runs/mine")], folder)
     assert done.returncode == 0, done.stderr
     shutil.copytree(folder / "runs" / "mine", folder / "runs" / "other")
+
+
+def export(net: Any, inputs: Any, path: Path) -> None:
+    """Write a network as .pt2, and as .onnx; without the packages for ONNX that file is empty, and never read."""
+    import torch
+
+    torch.export.save(torch.export.export(net.eval(), (inputs,)), path.with_suffix(".pt2"))
+    if importlib.util.find_spec("onnxscript"):
+        torch.onnx.export(net, (inputs,), path.with_suffix(".onnx"), dynamo=True, dynamic_shapes=({0: "n"},))
+    else:
+        path.with_suffix(".onnx").touch()
 
 
 def examples(blocks: list[tuple[str, str]], folder: Path) -> Iterator[Example]:
@@ -216,7 +235,7 @@ def line(text: str) -> Example:
     """Return a command line in its quick form."""
     words, remarks = shlex.split(text), []
     if words[0] not in ("secateur", "python"):
-        raise SystemExit(f"README.md: no rule for the line: {text}")
+        raise SystemExit(f"no rule for the line: {text}")
     for place, word in enumerate(words[:-1]):
         value = words[place + 1]
         if word == "--data" and not value.endswith(".npz") and not is_here(value):

@@ -24,7 +24,7 @@ PARTICIPLES = re.compile(r"_*([a-z]*ed|drawn|given|held|kept|known|learnt|made|s
 VERBS = ("embed", "feed", "need", "seed")  # end like participles
 NOUNS = ("expected", "paired", "printed", "squared")  # with a noun: terms of the papers
 WORDS = 25
-PAGES = ("README.md", "CONTRIBUTING.md", "docs/*.md")
+PAGES = ("README.md", "CONTRIBUTING.md", "docs/**/*.md")
 RECORDS = Path("docs/decisions.md")
 RECORD_WORDS = 120
 

@@ -4,10 +4,12 @@ Every client takes part in every round, with one local step of batch 8 of the di
 is measured, and not the training. In process and simulated: wall seconds of the first round (in which a simulation
 starts its workers and greets its nodes) and of a later one, CPU seconds of the server's process in a later round, and
 its highest memory. The simulation's workers are Ray's and not counted. Deployed: benchmarks/deployed.py. On paper:
-bytes, time and the server's memory for a million clients. `--peer` measures rounds of one federation here and in
-pfl-research, turns alternating (benchmarks/pfl_peer.py).
+bytes, time and the server's memory for a million clients. `--many` measures federations of which ten clients a round
+take part, with residuals: seconds to the end of the first round, and memory after rounds 10 and 200. `--peer` measures
+rounds of one federation here and in pfl-research, turns alternating (benchmarks/pfl_peer.py).
 
     python benchmarks/flower.py [--clients 10 100 1000] [--engines here flower] [--nodes 2 4 8] [--peer] [--json FILE]
+    python benchmarks/flower.py --clients --many 1000 10000 100000
 """
 
 from __future__ import annotations
@@ -28,6 +30,7 @@ from pathlib import Path
 from typing import Any
 
 SETTINGS = ["--model", "digits-cnn", "--local-steps", "1", "--batch-size", "8", "--evaluate-every", "1000000"]
+MANY = ["--model", "mlp", "--partition", "shared", "--defense", "top-k+error-feedback", "--per-round", "10"]
 PEER = Path(__file__).with_name("pfl_peer.py")
 
 
@@ -39,6 +42,19 @@ def measured(engine: str, clients: int, rounds: int) -> dict[str, Any]:
         found = _line([__file__, "--one", engine, str(clients), str(rounds), folder])
         whole = time.monotonic() - begun
     return {"engine": engine, "clients": clients, "rounds": rounds, "whole_seconds": whole} | found
+
+
+def many(clients: int) -> dict[str, Any]:
+    """Ten clients a round out of so many, in a process of its own."""
+    announce(f"200 rounds of 10 out of {clients} clients")
+    with tempfile.TemporaryDirectory() as folder:
+        return {"engine": "here", "clients": clients} | _line([__file__, "--one", "many", str(clients), "200", folder])
+
+
+def resident() -> float:
+    """Memory of this process in MiB, without files."""
+    lines = Path("/proc/self/status").read_text().splitlines()
+    return int(next(line.split()[1] for line in lines if line.startswith("RssAnon"))) / 1024
 
 
 def announce(work: str) -> None:
@@ -57,10 +73,13 @@ def _line(command: list[str]) -> dict[str, Any]:
 
 def one(engine: str, clients: int, rounds: int, folder: Path) -> None:
     """A federation, and a line of what it cost."""
+    started = time.monotonic()
     from secateur.federated.federation import Federation
     from secateur.federated.traffic import Round
 
     spent: list[tuple[float, float]] = []
+    memory: list[float] = []
+    start: list[tuple[float, float]] = []  # seconds to the end of each round, of the clock and of the CPU
     plain = Federation.rounds
 
     def timed(self: Federation) -> Iterator[Round]:
@@ -71,16 +90,25 @@ def one(engine: str, clients: int, rounds: int, folder: Path) -> None:
             if done is None:
                 return
             spent.append((time.monotonic() - begun[0], time.process_time() - begun[1]))
+            memory.append(resident())
+            start.append((time.monotonic() - started, time.process_time()))
             yield done
 
     Federation.rounds = timed  # type: ignore[method-assign]
     from secateur.cli import main
     from secateur.runs.folder import load_rows
 
-    counts = ["--rounds", str(rounds), "--clients", str(clients), "--per-round", str(clients), "--engine", engine]
+    counts = ["--rounds", str(rounds), "--clients", str(clients)]
+    counts += MANY if engine == "many" else ["--per-round", str(clients), "--engine", engine]
     sys.stdout = sys.stderr
     if main(["federate", *SETTINGS, *counts, "--out", str(folder / "run")]):
         raise SystemExit(1)
+    if engine == "many":
+        (wall, cpu), (_, later), (_, last) = start[0], start[9], start[-1]
+        found = {"start_seconds": wall, "start_cpu_seconds": cpu, "round_cpu_ms": 1e3 * (last - later) / (rounds - 10)}
+        found |= {"MiB_at_round_10": memory[9], f"MiB_at_round_{rounds}": memory[-1], "ratio": memory[-1] / memory[9]}
+        print(json.dumps(found), file=sys.__stdout__)
+        return
     rows = load_rows(folder / "run")
     up = next(row.value for row in rows if row.metric == "bytes_up" and row.extra["client"] is None)
     wall, cpu = (min(each) for each in zip(*(spent[1:] or spent), strict=True))
@@ -112,6 +140,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--engines", nargs="+", default=["here", "flower"])
     parser.add_argument("--nodes", type=int, nargs="*", default=[], help="numbers of supernodes to deploy")
+    parser.add_argument("--many", type=int, nargs="*", default=[], help="numbers of clients, ten a round")
     parser.add_argument("--peer", action="store_true")
     parser.add_argument("--peer-folder", help="where the peer's packages are or go")
     parser.add_argument("--json", type=Path)
@@ -127,6 +156,7 @@ def rows_of(given: argparse.Namespace) -> Iterator[dict[str, Any]]:
             found[engine].append(measured(engine, clients, given.rounds))
             yield found[engine][-1]
     yield from (on_paper(*rows[-2:], 10**6) for rows in found.values() if len(rows) > 1)
+    yield from map(many, given.many)
     if given.nodes:
         from deployed import deployed
 

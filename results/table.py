@@ -320,14 +320,18 @@ def make_page() -> str:
         f"Known to stand against the strongest attacker: {sum(line.met for line in hiding)} of {len(hiding)}."
     )
     for package, paper in papers.items():
-        parts += [f"## {paper['title']}", paper["gist"]]
-        head = ["item", "claim", "paper", "ours [95 % interval]", "seeds, scale, stand-ins", "strongest attacker met"]
-        parts.append(grid([*head, "verdict"], _cells(lines[package])))
+        parts += [f"## {paper['title']}", paper["gist"], tabulate(lines[package])]
     return "\n\n".join(parts) + "\n"
 
 
 def _count_claims(claims: Counter[str]) -> list[str]:
     return [f"{claims['reproduced']} of {claims.total()}", str(claims["partly"])]
+
+
+def tabulate(lines: list[Line]) -> str:
+    """Return the table of lines in Markdown."""
+    head = ["item", "claim", "paper", "ours [95 % interval]", "seeds, scale, stand-ins", "strongest attacker met"]
+    return grid([*head, "verdict"], _cells(lines))
 
 
 def _cells(lines: list[Line]) -> list[list[str]]:

@@ -9,6 +9,7 @@ import gzip
 import io
 import json
 import logging
+import lzma
 import pickle
 import sys
 import tempfile
@@ -60,6 +61,19 @@ def forge_gzip(draw, content, other):
     if draw.random() < 0.2:
         return mutate(draw, content, other)
     return gzip.compress(mutate(draw, gzip.decompress(content), gzip.decompress(other)), 1, mtime=0)
+
+
+def forge_xz(draw, content, other):
+    """Mutate the lines of an archive and compress them again, mutate the file, or make a bomb."""
+    if draw.random() < 0.15:
+        return mutate(draw, content, other)
+    text, part = lzma.decompress(content), lzma.decompress(other)
+    if draw.random() < 0.05:
+        text += draw.choice((b"0\n", b"{}\n", b" ", text.splitlines(True)[-1])) * 2 ** draw.randrange(10, 21)
+    else:
+        text = mutate_lines(draw, text, part)
+    check = draw.choice((lzma.CHECK_CRC32, lzma.CHECK_NONE, lzma.CHECK_SHA256))
+    return lzma.compress(text, check=check, preset=draw.choice((0, 0, 0, 9)))
 
 
 def forge_json(draw, content, other):
@@ -343,15 +357,25 @@ RUNS = {
     "federate": "rounds: 3\nclients: 4\nper_round: 2\nbase_pruning: [random, prunefl]\ndefense: pseudo-largest\n"
     "faults: {drop_out: .1}\nattack: ig\nattack_every: 2\npartition: iid\n",
     "sweep": "jobs:\n  one: {job: audit, grid: {sparsity: [.5, .7]}, seeds: 2}\n  two: {job: invert, targets: 2}\n",
+    "recommend": "model: digits-cnn\npruner: l1-unstructured, l1-structured+int8\nsparsity: [.5, .9]\nepochs: [2, 4]\n"
+    "defense: [basic, 'ppb:strength=4']\nlearning_rate: .001, .01\nmax_auc: .6\nlimits: {accuracy_drop: .05}\n"
+    "budget: 2h\nfinalists: 2\nattack: conf\n",
+    "prune": "model: digits-cnn\ndata: digits\npruner: l1-unstructured\nsparsity: .5\ndefense: ppb\nremove: false\n"
+    "finetune: {epochs: 3}\nseed: 1\n",
+    "reproduce": "study: matrix\nscale: tiny\ndata: mnist\nseeds: 2\nset: {rows: none, rounds: 4, threads: 1}\n",
     "policy": "schema: 1\nname: release\nset_on: 2026-11-01\nlimits: {auc: .6, decide: high}\nclaim: {epsilon: 3}\n",
 }
 
 
 def yaml_targets(folder: Path) -> list[Target]:
     """Return the readers of run files, policies and overrides."""
-    from secateur.config import Audit, Federate, Invert, PolicyFile, Sweep, read
+    from secateur.catalogue import find
+    from secateur.config import Audit, Federate, Invert, PolicyFile, Prune, Recommend, Reproduce, Sweep, read
+    from secateur.studies.matrix import _read
+    from secateur.studies.study import Request
 
     kinds = {"audit": Audit, "invert": Invert, "federate": Federate, "sweep": Sweep, "policy": PolicyFile}
+    kinds |= {"recommend": Recommend, "prune": Prune, "reproduce": Reproduce}
     targets = []
     for name, kind in kinds.items():
         path = folder / f"{name}.yaml"
@@ -362,7 +386,15 @@ def yaml_targets(folder: Path) -> list[Target]:
     def override(content):
         read(Audit, None, {}, [content.decode("utf-8", "replace")])
 
-    return [*targets, Target("overrides", texts, override, lambda d, c, o: mutate(d, c, o, YAML), 60)]
+    fields = [b"rows=none", b"members=200", b"iterations=30", b"sparsity=.5", b"measures=updates", b"rounds=12"]
+
+    def override_matrix(content):
+        request = Request("matrix", "tiny", {}, [content.decode("utf-8", "replace")], folder)
+        _read(find("study", "matrix").make(), request)
+
+    forge = lambda d, c, o: mutate(d, c, o, YAML)  # noqa: E731
+    targets.append(Target("overrides", texts, override, forge, 60))
+    return [*targets, Target("overrides of the matrix", fields, override_matrix, forge, 10)]
 
 
 def network() -> nn.Module:
@@ -468,6 +500,7 @@ def folder_targets(folder: Path, bundles: list[bytes]) -> list[Target]:
     from secateur.evaluation import gate, limits
     from secateur.report.evidence import write_pack
     from secateur.report.page import write_page
+    from secateur.runs.archive import gather_runs, write_archive
     from secateur.runs.folder import explain_damage, load_rows
 
     policy = folder / "gate.yaml"
@@ -514,7 +547,51 @@ def folder_targets(folder: Path, bundles: list[bytes]) -> list[Target]:
         if len(refused) == 2:
             raise refused[0]
 
-    return [Target("run folders", bundles, read_folder, forge, 2), Target("gate", bundles, decide, forge, 10)]
+    def archive(content: bytes) -> None:
+        """Archive the rows of a forged run together with those of the run before it was forged."""
+        place = unpack(content, folder / "forged")
+        with explain_damage([place]):
+            gathered = gather_runs([place, whole], ["samia-fig6"], "abc1234")
+            write_archive(folder / "joined.jsonl.xz", gathered.rows, gathered.provenance, gathered.figures)
+
+    return [
+        Target("run folders", bundles, read_folder, forge, 2),
+        Target("gate", bundles, decide, forge, 10),
+        Target("archived runs", bundles, archive, forge, 2),
+        *archive_targets(folder, whole),
+    ]
+
+
+def archive_targets(folder: Path, run: Path) -> list[Target]:
+    """Return the readers of archives of rows: joined with another and tabulated, and as a page."""
+    from secateur.report.page import write_page
+    from secateur.runs.archive import gather_runs, read_archive, write_archive
+    from secateur.runs.folder import explain_damage
+    from secateur.studies.study import tabulate_archive
+
+    place, good = folder / "forged.jsonl.xz", folder / "good.jsonl.xz"
+    gathered = gather_runs([run], ["samia-fig6"], "abc1234")
+    write_archive(good, gathered.rows, gathered.provenance, gathered.figures)
+    real = Path(__file__).parents[1] / "results/rows"
+    seeds = [
+        path.read_bytes() for path in (good, real / "matrix-int8.jsonl.xz", real / "samia-table1-cifar10.jsonl.xz")
+    ]
+
+    def tabulate() -> None:
+        with explain_damage([place]):
+            joined = gather_runs([good, place])
+            write_archive(folder / "joined.jsonl.xz", joined.rows, joined.provenance, joined.figures)
+            for table in tabulate_archive(read_archive(place)):
+                table.markdown()
+
+    def show() -> None:
+        with explain_damage([place]):
+            write_page([place], folder / "page.html")
+
+    return [
+        file_target("archives", place, seeds, tabulate, forge_xz, 2),
+        file_target("archives as a page", place, seeds, show, forge_xz, 1),
+    ]
 
 
 def flower_targets() -> list[Target]:

@@ -81,10 +81,12 @@ def test_a_method_is_described_by_its_name(capsys):
     assert main(["list", "lira"]) == 0
     said = " ".join(capsys.readouterr().out.split())
     assert "Threat model: the attacker sees the model's probabilities" in said
+    assert "Not covered: a low score says nothing of stronger attackers" in said
     assert "Cost: at least 2 shadow or 4 in-out models" in said and "queries 1 2: the mirrored image" in said
     assert main(["list", "dgp", "--json"]) == 0
     (row,) = json.loads(capsys.readouterr().out)
     assert row["kind"] == "defense" and row["defaults"]["k1"] == 0.05 and "largest entries" in row["meanings"]["k1"]
+    assert row["gap"].startswith("answers of the trained model")
     assert main(["list", "int8"]) == 0
     assert "seconds; needs the extra compress." in " ".join(capsys.readouterr().out.split())
     assert main(["list", "nothing-like-it"]) == 2

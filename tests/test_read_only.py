@@ -28,10 +28,12 @@ WRITES = {
     "federate": "federate --out {disk}/run",
     "prune": "prune --out {disk}/model.safetensors",
     "reproduce": "reproduce dgp-table1 --scale tiny --out {disk}/run",
+    "matrix": "reproduce matrix --scale tiny --out {disk}/run",
     "sweep": "sweep {here}/sweep.yaml --out {disk}/run",
     "init": "init --model mlp --data digits --out {disk}/audit.yaml",
     "report": "report {disk}/finished",
     "report to a file": "report {here}/finished --out {disk}/page.html",
+    "archive": "report {here}/finished --rows {disk}/a.jsonl.xz --commit abc1234",
     "evidence": "report {disk}/finished --format md,json",
     "gate's summary": "gate {disk}/finished --policy {here}/policy.yaml --summary {disk}/s.md",
     "gate's sarif": "gate {disk}/finished --policy {here}/policy.yaml --sarif {disk}/s.sarif",
@@ -117,7 +119,26 @@ def test_a_disk_that_becomes_read_only_keeps_what_was_finished(here, tmp_path, c
         assert not list(folder.rglob("*.tmp"))
 
 
-@pytest.mark.parametrize("command", ["audit", "invert", "federate", "sweep {here}/sweep.yaml"])
+@pytest.mark.parametrize(
+    "command",
+    [
+        "recommend --out {run}",
+        "reproduce matrix --scale tiny --out {run}",
+        "report {here}/finished --rows {run}.jsonl.xz",
+    ],
+)
+def test_a_full_disk_is_one_sentence_and_leaves_no_half_file(command, here, tmp_path, capsys, monkeypatch):
+    def full(_):
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(os, "fsync", full)
+    assert main(command.format(run=tmp_path / "run", here=here).split()) == 2
+    said = [line for line in capsys.readouterr().err.splitlines() if line.startswith("secateur: ")]
+    assert len(said) == 1 and f"no space left to write {tmp_path}/run" in said[0]
+    assert {path.name for path in tmp_path.rglob("*") if path.is_file()} <= {".lock"}
+
+
+@pytest.mark.parametrize("command", ["audit", "invert", "federate", "recommend", "sweep {here}/sweep.yaml"])
 def test_a_folder_that_another_run_uses_is_refused(command, here, tmp_path, capsys):
     """A lock belongs to an open file, so that this process stands for two (tests/runs/test_folder.py has a second)."""
     folder = tmp_path / "run"

@@ -201,6 +201,37 @@ class ServerView:
     squares: Params | None = None  # of its summed gradients, which a base pruning (PruneFL) makes it send too
 
 
+@dataclass(frozen=True)
+class Optimiser:
+    """Optimiser of a client's local steps; the default is plain gradient descent.
+
+    Its state is zero at the begin of every turn. training/optimisers.py has its rule, and reads it from a text.
+    """
+
+    kind: Literal["sgd", "adam", "adamw"] = "sgd"
+    momentum: float = 0.0  # of sgd
+    nesterov: bool = False  # of sgd
+    weight_decay: float = 0.0  # added to the gradient; adamw: to the direction
+    betas: tuple[float, float] = (0.9, 0.999)  # of adam and adamw
+    eps: float = 1e-8  # of adam and adamw
+    schedule: Literal["constant", "step", "cosine"] | tuple[float, ...] = "constant"  # numbers: the rate of every step
+    step_size: int = 1  # schedule step: local steps between two decays
+    gamma: float = 0.1  # schedule step: the factor of a decay
+
+    @property
+    def is_plain(self) -> bool:
+        """True if a direction is the gradient itself."""
+        return self.kind == "sgd" and self.momentum == 0 and self.weight_decay == 0
+
+    @property
+    def is_adaptive(self) -> bool:
+        """True if a direction is divided by the size of gradients, so that one step shows little but signs."""
+        return self.kind != "sgd"
+
+
+PLAIN_SGD = Optimiser()
+
+
 @dataclass(frozen=True, eq=False)
 class Knowledge:
     """Knowledge of the attacker beside the updates; printed with the result."""
@@ -218,6 +249,8 @@ class Knowledge:
     local_steps: int = 1  # of a client that sends weights
     learning_rate: float | None = None  # of the local steps; needed for weights
     local_batch: int | None = None  # examples per step, in order and cyclic; None: all of them
+    local_epochs: int | None = None  # passes over all examples, instead of steps; the last batch may be smaller
+    optimiser: Optimiser = PLAIN_SGD  # of the local steps
     compression: Callable[[Params], Params] | None = None  # the client's, for an attacker that re-applies it
     generator: Callable[[Tensor, Tensor], Tensor] | None = None  # noise (N, 128), labels -> pictures; public data
 

@@ -6,8 +6,11 @@ from importlib.metadata import PackageNotFoundError, distribution
 from pathlib import Path
 
 import pytest
+import yaml
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
+
+from secateur.catalogue import PAPERS
 
 ROOT = Path(__file__).parents[2]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
@@ -80,3 +83,18 @@ def test_a_release_installs_nothing_by_name_alone(word):
     assert lines
     for line in lines:
         assert "--require-hashes" in line or "-c constraints.txt" in line or "--no-isolation" in line, line
+
+
+def test_the_image_copies_what_is_there_and_installs_known_extras_with_the_pins():
+    text = (ROOT / "Dockerfile").read_text()
+    copied = [name for line in re.findall(r"^COPY (.*) \S+$", text, re.M) for name in line.split()]
+    allowed = re.findall(r"^!(\S+)$", (ROOT / ".dockerignore").read_text(), re.M)
+    assert copied and set(copied) == set(allowed) and all((ROOT / name).exists() for name in copied)
+    assert set(re.search(r"^ARG EXTRAS=(\S+)$", text, re.M)[1].split(",")) <= set(EXTRAS)
+    assert "-c /src/constraints.txt" in text and "USER 1000" in text
+
+
+def test_the_citation_names_this_version_and_the_four_papers():
+    citation = yaml.safe_load((ROOT / "CITATION.cff").read_text())
+    assert citation["version"] == PROJECT["version"] and citation["authors"]
+    assert [paper["notes"] for paper in citation["references"]] == list(PAPERS)

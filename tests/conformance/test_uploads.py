@@ -17,7 +17,7 @@ from secateur.interfaces import Batch, UploadContext
 
 NAMES = [name for name, entry in catalogue.methods("defense").items() if entry.info["acts_on"] == "upload"]
 ALONE = [*NAMES, "dgp:release=2"]
-ALL = ALONE + [f"{name}+error-feedback" for name in ALONE if name != "dp"]
+ALL = ALONE + [f"{name}+error-feedback" for name in ALONE if name not in ("dp", "distributed-dp")]
 SHARES = {"top-k": (0, 0.8), "dgp": (0.05, 0.75), "adgp": (0, 0.8)}  # of n entries counts(n, ...) are sent, exactly
 
 

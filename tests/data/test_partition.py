@@ -10,6 +10,7 @@ from secateur.data.partition import (
     by_writer,
     dirichlet_labels,
     dirichlet_sizes,
+    draw_shared,
     halve,
     iid,
     writer_groups,
@@ -23,7 +24,7 @@ labels = st.lists(st.integers(0, 6), min_size=1, max_size=150).map(torch.tensor)
 
 def is_partition(parts, n):
     """Disjoint, complete and none empty."""
-    return all(len(rows) for rows in parts) and torch.cat(parts).sort().values.tolist() == list(range(n))
+    return all(len(rows) for rows in parts) and torch.cat([*parts]).sort().values.tolist() == list(range(n))
 
 
 def made_or_refused(make, n, clients):
@@ -73,6 +74,18 @@ def test_iid_is_a_partition_into_equal_shares(n, clients, seed):
     parts = iid(n, clients, rng)
     assert is_partition(parts, n)
     assert {len(rows) for rows in parts} <= {n // clients, n // clients + 1}
+
+
+@given(n=st.integers(1, 60), clients=st.integers(1, 40), size=st.integers(1, 70), seed=seeds)
+def test_shares_that_overlap_hold_a_row_once(n, clients, size, seed):
+    rng = Generator().manual_seed(seed)
+    if size > n:
+        with pytest.raises(WrongInput, match=f"^client_rows: {size} "):
+            draw_shared(n, clients, size, rng)
+        return
+    parts = draw_shared(n, clients, size, rng)
+    assert len(parts) == clients and parts[-1].tolist() == parts[clients - 1].tolist()
+    assert all(len(rows.unique()) == size and rows.max() < n for rows in parts)
 
 
 def test_of_many_clients_without_rows_a_few_are_named(rng):

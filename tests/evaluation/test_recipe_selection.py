@@ -4,7 +4,7 @@ from secateur.evaluation.limits import Outcome
 from secateur.evaluation.selection import (
     Assessment,
     beats,
-    check_file,
+    check_measures,
     choose,
     explain_limits,
     list_excesses,
@@ -74,6 +74,13 @@ def test_limits_that_hold_only_one_by_one_are_named_in_pairs():
 
 def test_bytes_are_held_against_their_limit():
     measures = {"bytes": Estimate(0.3, 0.3, 0.3)}
-    above, unknown = check_file("it", measures, {"bytes": 0.25, "latency": 0.5, "auc": 0.6})
+    above, unknown = check_measures("it", measures, {"bytes": 0.25, "latency": 0.5})
     assert (above.outcome, unknown.outcome) == (Outcome.ABOVE, Outcome.INCONCLUSIVE)
-    assert check_file("it", measures, {"bytes": 0.3})[0].passed
+    assert check_measures("it", measures, {"bytes": 0.3})[0].passed
+
+
+def test_the_whole_interval_decides_where_a_policy_says_so():
+    measures = {"psnr": Estimate(12.0, 10.0, 14.0, "ig")}
+    answers = [check_measures("it", measures, {"psnr": limit}, "high")[0] for limit in (14.0, 13.0, 9.0)]
+    assert [answer.outcome for answer in answers] == [Outcome.WITHIN, Outcome.INCONCLUSIVE, Outcome.ABOVE]
+    assert answers[0].evidence.attack == "ig"

@@ -226,8 +226,17 @@ def test_partitions(partition):
     config = read(Federate, None, {"partition": partition, "clients": 4, "alpha": 5})
     data, _ = load_data(config)
     parts = shares_of(config, data, 0)
-    assert len(parts) == 4 and sorted(torch.cat(parts).tolist()) == list(range(data.train_size))
+    assert len(parts) == 4 and sorted(torch.cat([*parts]).tolist()) == list(range(data.train_size))
     assert data.train_size < len(data.inputs)  # a part is held out
+
+
+def test_there_may_be_more_clients_than_rows():
+    config = read(Federate, None, {"partition": "shared", "clients": 100_000, "client_rows": 3})
+    data, _ = load_data(config)
+    parts = shares_of(config, data, 0)
+    assert len(parts) == 100_000 and all(len(set(parts[client].tolist())) == 3 for client in range(0, 100_000, 97))
+    assert len({tuple(sorted(parts[client].tolist())) for client in range(2000)}) > 1990
+    assert parts.rows.unique().tolist() == list(range(data.train_size))
 
 
 def test_iterations_are_of_the_attacks_that_have_any():

@@ -2,6 +2,7 @@
 
 import json
 import shutil
+from contextlib import contextmanager
 
 import pytest
 import torch
@@ -12,11 +13,15 @@ from secateur.cli import main
 from secateur.config import Recommend, read
 from secateur.data.load import load
 from secateur.errors import WrongInput
+from secateur.experiments import pipeline, recipe_spread
+from secateur.experiments import recommend as recommend_job
 from secateur.experiments.prune import load_pruned
-from secateur.experiments.recipe_evaluation import SHADOWED, RecipeBench, split_parts
+from secateur.experiments.recipe_evaluation import RecipeBench, split_parts
+from secateur.experiments.recipe_search import SHADOWED
 from secateur.experiments.recommend import plan
 from secateur.runs.folder import load_figures, load_finished
 from secateur.runs.rows import select_comparable
+from secateur.training.aided_trainer import fit_by_losses
 
 pytest.importorskip("optuna")
 FIELDS = {
@@ -33,6 +38,7 @@ FIELDS = {
     "finalists": 2,
     "max_bytes": 0.5,
     "max_accuracy_drop": 0.9,
+    "compare": [{"pruner": "l1-unstructured", "sparsity": 0.5}],
 }
 
 
@@ -133,6 +139,29 @@ def test_a_budget_that_is_over_leaves_one_generation_and_one_finalist(copied):
     assert read(Recommend, copied / "config.yaml", {}).budget == 0.001  # a run file that repeats the run
 
 
+def test_a_known_recipe_stands_beside_the_recommended_one_on_the_same_rows(run):
+    _, result = run
+    compared = {row.extra["recipe"]: row for row in result.rows if row.metric == "compared_auc"}
+    assert sorted(compared) == [-1, next(item.number for item in result.front if item.title == result.recipe)]
+    assert (compared[-1].pruner, compared[-1].sparsity, compared[-1].extra["epochs"]) == ("l1-unstructured", 0.5, 1)
+    assert result.sentences[-1].startswith("Yours, l1-unstructured 0.5 with basic, at most 1 epochs at 0.001: accuracy")
+
+
+def test_recipes_of_one_generation_are_fine_tuned_together(tmp_path, monkeypatch):
+    fits = []
+
+    def watch(net, tasks, recipe, *, losses, **options):
+        fits.append(len(tasks))
+        return fit_by_losses(net, tasks, recipe, losses=losses, **options)
+
+    monkeypatch.setattr(pipeline, "fit_by_losses", watch)
+    fields = FIELDS | {"execution": "stacked", "examples": 200, "candidates": 4, "finalists": 1, "attack": "conf"}
+    result = secateur.recommend(tmp_path / "run", **fields | {"compare": [], "epochs": [1], "shadows": 1})
+    assert fits and max(fits) > 2
+    stages = {row.extra["work"]: row.extra["stages"] for row in result.rows if row.metric == "seconds_spent"}
+    assert stages["prune"] == 4 + 1 + 1  # the recipes, whose rungs are equal here, and two shadow models
+
+
 def test_the_page_shows_the_answer_the_front_and_the_settings(run):
     folder, result = run
     page = (folder / "run" / "report.html").read_text()
@@ -152,6 +181,36 @@ def test_impossible_limits_name_the_limit_and_the_nearest_recipe(copied, tmp_pat
     assert code == 1
     assert "No recipe holds the limit 0.001 on share of the original's bytes: the lowest value is" in said
     assert "The nearest recipe is l1-structured 0.9" in said
+
+
+def test_ray_workers_leave_the_rows_of_a_search_without_them(run, tmp_path, monkeypatch):
+    calls = []
+
+    @contextmanager
+    def spread_here(config, run, address, prepare):
+        """The work of Ray's workers, in this process."""
+
+        def spread(recipes, rung):
+            known = recipe_spread.read_stages(run.folder)
+            for recipe in recipes:
+                recipe_spread.keep_stages(
+                    run.folder, recipe_spread.measure_elsewhere(prepare, config, recipe, rung, known)
+                )
+                calls.append(rung)
+
+        yield spread
+
+    monkeypatch.setattr(recommend_job, "opened_spread", spread_here)
+    folder = tmp_path / "run"
+    shutil.copytree(run[0] / "run", folder)
+    for stage in (folder / "artifacts").glob("prune-*"):
+        stage.unlink()
+    (folder / "search.json").unlink()
+    again = secateur.recommend(folder, address="host:1", **FIELDS)
+    assert calls == [0, 0, 0, 0, 1, 1, 0, 1]
+    assert select_comparable(again.rows) == select_comparable(run[1].rows)
+    with pytest.raises(WrongInput, match="is no stage"):
+        recipe_spread.keep_stages(tmp_path, {"../x.safetensors": b""})
 
 
 def test_the_plan_and_what_is_refused(tmp_path, capsys, hide):

@@ -20,7 +20,7 @@ RULES = [name for name, place in PLACES.items() if place == "client"]
 LEARNT = "priprune:sharing=0.02:step=0.5"  # some alphas cross one half in these few rounds
 RULES = [LEARNT if rule == "priprune" else rule for rule in RULES]
 UPLOADS = [name for name, place in PLACES.items() if place == "upload" and name != "adgp"]
-UPLOADS += [f"{name}+error-feedback" for name in UPLOADS if name != "dp"]
+UPLOADS += [f"{name}+error-feedback" for name in UPLOADS if name not in ("dp", "distributed-dp")]
 CLIENTS = [(base, rule) for base in BASES for rule in RULES]
 CLIENTS += [("random", rule) for rule in [*UPLOADS, *(f"{rule}+dp" for rule in RULES)]]
 

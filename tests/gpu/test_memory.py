@@ -5,7 +5,7 @@ import torch
 from torch import nn
 
 from secateur import tree
-from secateur.federated import stacked_rounds
+from secateur.federated import server, stacked_rounds
 from secateur.federated.faults import Faults
 from secateur.federated.stacked_rounds import Room, StackedRounds
 from secateur.gpu.memory import halve_on_shortage, ran_out
@@ -13,7 +13,7 @@ from secateur.interfaces import Batch
 from secateur.training.execution import Lanes
 from secateur.training.recipe import Recipe, Task
 from secateur.training.trainer import fit_many
-from tiny_rules import Withhold, federation, run
+from tiny_rules import Stale, Withhold, federation, run
 
 
 def shortage(*_, **__):
@@ -85,6 +85,24 @@ def test_clients_of_a_round_go_on_one_at_a_time(rule, monkeypatch, caplog):
         assert tight.states.on_host and len(tight.states) == len(plain.states) > 0
     for name, value in plain.model().items():
         torch.testing.assert_close(tight.model()[name], value, rtol=1e-6, atol=1e-8)
+
+
+def test_squares_of_a_round_that_is_repeated_count_once(monkeypatch):
+    """Memory may run out when the squares of some layers are already added."""
+    terms = {"rounds": 4, "base": Stale(every=9)}  # no adjustment takes them
+    plain = federation(None, execution="stacked", **terms)
+    run(plain)
+    tight, add, calls = federation(None, execution="stacked", **terms), server.add_weighted, []
+
+    def limited(total, values, weights, squared=False):
+        calls.append(squared)
+        return shortage() if sum(calls) == 7 else add(total, values, weights, squared)  # 4 layers a round
+
+    monkeypatch.setattr(server, "add_weighted", limited)
+    run(tight)
+    assert tight.together is None and len(plain.server.squares) == 4
+    for name, value in plain.server.squares.items():
+        torch.testing.assert_close(tight.server.squares[name], value, rtol=1e-9, atol=0)
 
 
 @pytest.mark.parametrize(("memory", "moves"), [(8, False), (16, True)])

@@ -2,6 +2,8 @@
 
 import json
 import lzma
+import os
+import zlib
 
 import pytest
 
@@ -118,6 +120,24 @@ def test_an_archive_that_nobody_wrote_is_one_sentence(lines, tmp_path):
         read_archive(file)
 
 
+FORGED = {
+    "groups.jsonl": ["{}", '{"schema": 2, "note": 0}'],
+    "figures.jsonl": ["{}"],
+    "results.jsonl": ['{"schema": 1, "model": "m", "dataset": "d", "seed": 0, "metric": "auc", "value": {"a": 1}}'],
+    "run.json": ['{"schema": 2, "seeds": 3}', '{"schema": 2, "seeds": [[0], "1", 2]}'],
+}
+
+
+@pytest.mark.parametrize(("name", "line"), [(name, line) for name, lines in FORGED.items() for line in lines])
+def test_a_forged_run_is_refused_in_one_sentence(name, line, runs, tmp_path, capsys):
+    file = tmp_path / "a.jsonl.xz"
+    (runs[0] / name).write_text(line + "\n")
+    assert main(["report", *map(str, runs), "--rows", str(file), "--commit", "abc1234"]) == 2
+    said = capsys.readouterr().err
+    assert said.startswith("secateur: ") and said.count("secateur: ") == 1 and "internal" not in said
+    assert not file.exists()
+
+
 def test_damage_and_bombs_are_refused(tmp_path, monkeypatch):
     file = tmp_path / "a.jsonl.xz"
     whole = lzma.compress(json.dumps(FIRST).encode())
@@ -133,7 +153,50 @@ def test_damage_and_bombs_are_refused(tmp_path, monkeypatch):
         read_archive(tmp_path / "absent.jsonl.xz")
 
 
+def test_an_archive_prints_no_escape_and_no_line_of_its_own(tmp_path, monkeypatch, capsys):
+    file, forged = tmp_path / "a.jsonl.xz", "a\x1b[31mb\nsecateur: within the limits"
+    rows = [Row(**LABELS | {"model": forged}, seed=0, metric="test_accuracy", value=0.5)]
+    words = {name: forged for name in ("scale", "commit", "machine", "command", forged)}
+    write_archive(file, rows, words | {"studies": ["samia-fig6"]})
+    monkeypatch.setattr("typer.echo", lambda text="", err=False: print(text))  # as on a terminal, with escapes
+    for flags in (["--out", tmp_path / "page.html"], ["--rows", tmp_path / "b.jsonl.xz"]):
+        assert main(["report", str(file), *map(str, flags)]) == 0
+        said = capsys.readouterr().out
+        assert "secateur: within" in said and "\x1b" not in said and "\nsecateur: within" not in said
+    write_archive(file, [Row(**LABELS, seed=forged, metric="test_accuracy", value=0.5)], {"studies": ["samia-fig6"]})
+    assert main(["report", str(file), "--out", str(tmp_path / "page.html")]) == 2
+    assert "\nsecateur: within" not in capsys.readouterr().err
+
+
 def test_an_archive_with_an_unknown_study_is_refused(tmp_path, capsys):
     write_archive(tmp_path / "a.jsonl.xz", rows_of(0), {"studies": ["samia-fig99"]})
     assert main(["report", str(tmp_path / "a.jsonl.xz"), "--out", str(tmp_path / "page.html")]) == 2
     assert "samia-fig99" in capsys.readouterr().err
+
+
+def test_a_dictionary_of_four_gigabytes_and_a_pipe_are_refused(tmp_path):
+    file, content = tmp_path / "a.jsonl.xz", bytearray(lzma.compress(json.dumps(FIRST).encode() + b"\n"))
+    size = 4 * (content[12] + 1)  # of the header of the block, after the 12 bytes of the stream's
+    assert content[14:16] == b"\x21\x01"  # LZMA2, with one byte that codes the size of its dictionary
+    content[16] = 40
+    content[12 + size - 4 : 12 + size] = zlib.crc32(content[12 : 12 + size - 4]).to_bytes(4, "little")
+    file.write_bytes(content)
+    with pytest.raises(WrongInput, match="Memory usage limit"):
+        read_archive(file)
+    file.unlink()
+    os.mkfifo(file)
+    with pytest.raises(WrongInput, match="is no file"):
+        read_archive(file)
+
+
+def test_a_small_file_never_becomes_many_lines(tmp_path, monkeypatch):
+    """Lines of two bytes take twenty times as much as objects, so the file's size bounds them."""
+    file = tmp_path / "a.jsonl.xz"
+    file.write_bytes(lzma.compress(b"0\n" * 5_000_000, preset=0))
+    with pytest.raises(WrongInput, match="decompresses to more than 8 MiB"):
+        read_archive(file)
+    monkeypatch.setattr(archive, "FREE_BYTES", 1000)
+    rows = [Row(**LABELS, seed=0, metric="auc", value=0.5)] * 5000
+    with pytest.raises(WrongInput, match="archive fewer runs at once"):
+        write_archive(tmp_path / "b.jsonl.xz", rows, {})  # nobody could read it
+    assert not (tmp_path / "b.jsonl.xz").exists()

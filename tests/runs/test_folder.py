@@ -2,10 +2,12 @@ import errno
 import json
 import math
 import os
+import re
 import subprocess
 import sys
 from contextlib import contextmanager
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 import torch
@@ -13,6 +15,7 @@ import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 
+import secateur
 from secateur.errors import WrongInput
 from secateur.runs import folder
 from secateur.runs.artifacts import Result, write
@@ -443,6 +446,14 @@ def test_a_lock_that_a_server_refuses_is_a_run_in_use(tmp_path, monkeypatch):
     monkeypatch.setattr("fcntl.flock", flock)
     with pytest.raises(WrongInput, match="in use by another run"), open_run(tmp_path / "a", "audit", {}):
         pass
+
+
+def test_the_clock_is_read_for_dates_alone():
+    """Of runs, evidence and policies. All else is measured by clocks that never go back: budgets, progress, waiting."""
+    source = Path(secateur.__file__).parent
+    read = re.compile(r"\btime\.time\(|datetime\.(now|utcnow|today)\(|date\.today\(|time\.localtime\(|st_[mca]time")
+    readers = {str(file.relative_to(source)) for file in source.rglob("*.py") if read.search(file.read_text())}
+    assert readers == {"runs/folder.py", "report/evidence.py", "cli/commands.py"}
 
 
 def test_a_clock_that_was_moved_back_changes_nothing(tmp_path, monkeypatch):

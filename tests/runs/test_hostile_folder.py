@@ -41,8 +41,9 @@ def treasure(tmp_path):
 def test_a_link_to_a_file_is_refused_and_its_target_unchanged(run_folder, treasure, name, capsys):
     (run_folder / name).unlink(missing_ok=True)
     (run_folder / name).symlink_to(treasure)
-    assert main(["report", str(run_folder)]) == 2
-    assert "link" in capsys.readouterr().err
+    for flags in ([], ["--rows", str(run_folder.parent / "a.jsonl.xz"), "--commit", "abc1234"]):
+        assert main(["report", str(run_folder), *flags]) == 2
+        assert "link" in capsys.readouterr().err
     with pytest.raises(WrongInput, match="link"), open_run(run_folder, "audit", {"model": "other"}):
         pass
     assert treasure.read_text() == SECRET

@@ -60,7 +60,7 @@ RUNS = {
     "study-priprune": "reproduce priprune-fig8 --scale tiny",
     "study-mapp": f"reproduce mapp-table6 --scale tiny {SHORT}",
 }
-COMMANDS = ("audit", "invert", "federate", "gate", "prune", "reproduce", "sweep", "list", "report")
+COMMANDS = ("audit", "invert", "federate", "audit-app", "gate", "prune", "reproduce", "sweep", "list", "report")
 KINDS = ("attacks", "defenses", "pruners", "base-prunings", "submodels", "models", "datasets", "studies")
 ERRORS = (
     "audit --sparsity 1.5",
@@ -118,6 +118,9 @@ ERRORS = (
     "federate --submodels mapp-fl --client-widths 2",
     "federate --set faults.nan=2",
     "federate --local-epochs 1 --local-steps 2",
+    "audit-app",
+    "audit-app nowhere",
+    "audit-app nowhere --attack-clients 20",
     "prune --out model.pt",
     "prune --sparsity 1",
     "prune --weights nowhere.safetensors",

@@ -36,6 +36,8 @@ JOBS = {
     " --base-pruning random --defense pseudo-largest",
     "submodels": "federate --submodels fdropout --rounds 4 --clients 4 --partition iid --batch-size 32"
     " --attack yeom --set examples=120",
+    "recommend": "recommend --model mlp --pruner l1-unstructured --sparsity .5,.9 --defense basic,ppb --shadows 1"
+    " --candidates 3 --finalists 2 --attack conf --set train.epochs=2 --set finetune.epochs=1 --set examples=300",
 }
 SWEEP = "jobs:\n  a: {job: audit, model: mlp, shadows: 1, attack: conf, sparsity: [.5], seeds: 2, train: {epochs: 2}}\n"
 SWEEP += "  b: {job: invert, attack: 'ig:iterations=30:tv=.001', targets: 1}\n"
@@ -148,6 +150,8 @@ def kill_many(name: str, arguments: list[str], kills: int, seed: int, place: Pat
                 code = end_of(start([*arguments, "--out", str(folder)], calm, moments), 600)
             assert code == 0 and select_comparable(load_rows(folder)) == rows, f"{name}: other rows {dict(counts)}"
             assert not [path for path in folder.rglob("*") if path.name.endswith(".tmp")]
+            recipes = [(one / "recipe.yaml").read_bytes() for one in (whole, folder) if name == "recommend"]
+            assert len(set(recipes)) < 2, f"{name}: another recipe {dict(counts)}"
             counts["compared"] += 1
             shutil.rmtree(folder)
     return counts

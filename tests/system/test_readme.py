@@ -1,7 +1,12 @@
-"""The example of README for one's own model, from training to the page."""
+"""Pages that are whole: the files that they show are written, their lines run in order, outputs are compared."""
 
+import importlib.util
+import os
 import re
 import shlex
+import subprocess
+import sys
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -10,16 +15,76 @@ from secateur.cli import main
 from secateur.runs.folder import load_rows
 
 pytestmark = pytest.mark.system
-README = Path(__file__).parents[2] / "README.md"
+ROOT = Path(__file__).parents[2]
+FENCE = re.compile(r"^```(\w*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+NUMBER = re.compile(r"[±+\[(-]*(\d[\d,]*\.?\d*)[%\]),.;]*")
+NEAR = 0.3  # share by which a number may differ on another machine: sums of floats have no fixed order
 
 
-def test_the_own_model_of_readme_is_trained_and_audited(tmp_path, monkeypatch, capsys):
-    section = README.read_text().split("## Bring what you deploy\n")[1].split("\n## ")[0]
+def is_same(shown, printed):
+    """True if two words are the same, or numbers that are near each other."""
+    one, other = NUMBER.fullmatch(shown), NUMBER.fullmatch(printed)
+    if one is None or other is None:
+        return shown == printed
+    a, b = (float(match[1].replace(",", "")) for match in (one, other))
+    return abs(a - b) <= NEAR * max(abs(a), abs(b))
+
+
+def is_printed(words, output):
+    """True if the words stand in the output, in their order and side by side."""
+    places = range(len(output) - len(words) + 1)
+    return any(all(map(is_same, words, output[place : place + len(words)])) for place in places)
+
+
+def execute(line, capfd):
+    """Run a line of a page, and return the words that it printed; its remark may name the exit code."""
+    command, _, remark = line.partition(" #")
+    words = shlex.split(command)
+    expected = int(found[1]) if (found := re.search(r"exit code (\d+)", remark)) else 0
+    if words[0] == "secateur":
+        code = main(words[1:])
+    else:
+        code = subprocess.run([sys.executable, *words[1:]], check=False).returncode
+    printed = capfd.readouterr()
+    assert code == expected, printed.err
+    return printed.out.split()
+
+
+def test_the_tutorial_prints_what_it_shows(tmp_path, monkeypatch, capfd):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    monkeypatch.setitem(os.environ, "OMP_NUM_THREADS", "1")
+    blocks = FENCE.findall((ROOT / "docs" / "tutorial.md").read_text())
+    compared = 0
+    for (kind, text), (following, shown) in pairwise([*blocks, ("", "")]):
+        if kind == "python":
+            Path(text.partition("\n")[0].removeprefix("# ")).write_text(text)
+        if kind or text.startswith("make"):
+            continue
+        (line,) = text.splitlines()
+        output = execute(line, capfd)
+        if following == "text":
+            for part in shown.split("...\n"):
+                assert is_printed(part.split(), output), f"{line} does not print: {part}"
+                compared += 1
+    assert compared >= 9 and Path("runs/second/report.html").is_file()
+
+
+def test_numbers_of_outputs_may_differ_a_little_and_words_may_not():
+    output = ["AUC", "0.593", "±0.025", "6.5%", "LEAKS."]
+    assert is_printed(["0.6", "±0.024"], output) and not is_printed(["0.4", "±0.024"], output)
+    assert is_printed(["LEAKS."], output) and not is_printed(["LEAKS", "STRONGLY."], output)
+
+
+def test_the_own_model_of_the_pages_is_trained_and_audited(tmp_path, monkeypatch, capsys):
+    page = (ROOT / "docs" / "howto" / "own-model.md").read_text()
+    section = page.split("## From training to the page\n")[1].split("\n## ")[0]
     module, program = re.findall(r"```python\n(.*?)```", section, re.DOTALL)
     commands = [shlex.split(line, comments=True) for line in re.findall(r"^secateur .*", section, re.MULTILINE)]
     (tmp_path / module.partition("\n")[0].removeprefix("# ")).write_text(module)
     monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(str(tmp_path))
+    monkeypatch.delitem(sys.modules, "my_models", raising=False)  # the tutorial has another one
     names = {}
     exec(program, names)
     assert (tmp_path / "report.html").is_file() and len(commands) == 3
@@ -28,3 +93,28 @@ def test_the_own_model_of_readme_is_trained_and_audited(tmp_path, monkeypatch, c
     (measured,) = [row.value for row in load_rows(Path("runs/program")) if (row.metric, row.attack) == ("auc", "conf")]
     assert measured == pytest.approx(names["report"].value("auc", "conf"), abs=1e-3)
     assert main(["audit", "own.yaml", "--trust", "--dry-run"]) == 0
+
+
+def test_the_site_is_built_without_a_warning_and_without_the_network(tmp_path):
+    pytest.importorskip("zensical")
+    built = subprocess.run([sys.executable, ROOT / "docs" / "site.py"], capture_output=True, text=True, check=False)
+    assert built.returncode == 0, built.stdout + built.stderr
+    pages = list((ROOT / "site").rglob("*.html"))
+    loaded = re.compile(
+        r'<(?:script|img|iframe)[^>]*\bsrc="https?:|<link[^>]*rel="(?:stylesheet|preconnect)"[^>]*https?:'
+    )
+    assert len(pages) > 100 and not [page for page in pages if loaded.search(page.read_text())]
+
+
+def test_a_page_of_a_method_has_all_its_sections():
+    spec = importlib.util.spec_from_file_location("generated_pages", ROOT / "docs" / "generated_pages.py")
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    pages = dict(module.make_pages())
+    for place, text in pages.items():
+        if place.startswith("methods/") and place != "methods/index.md":
+            for title in ("Threat model", "Parameters", "Cost", "What it does not", "What we measured"):
+                assert f"\n## {title}" in text, place
+            assert not re.search(r"## What it does not [a-z ]+\nNone\.", text), place
+    assert "| `dgp` | 0.709 [0.620 to 0.798] |" in pages["methods/defenses/dgp.md"]
+    assert "## Equation" in pages["methods/attacks/lira.md"] and "## audit" in pages["reference.md"]

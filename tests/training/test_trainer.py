@@ -9,9 +9,11 @@ from torch import nn
 from torch.nn.functional import cross_entropy
 
 from secateur import tree
+from secateur.defenses.ppb import PairBasedPosteriorBalancing
 from secateur.errors import WrongInput
 from secateur.inference import logits, per_example_gradients, predict
 from secateur.interfaces import Batch
+from secateur.training.aided_trainer import fit_by_losses
 from secateur.training.recipe import Recipe, Task
 from secateur.training.trainer import fit, fit_many
 
@@ -128,6 +130,17 @@ def test_stacked_equals_sequential_but_for_a_bias_before_batchnorm():
     several = dict(fit_many(net, tasks, RECIPE, execution="stacked"))
     for index, fitted in one.items():
         near(several[index].state, fitted.state, leave_out=("conv.bias", "norm.running_mean"))
+
+
+@pytest.mark.parametrize("execution", ["stacked", "sequential"])
+def test_models_of_several_losses_that_step_together_equal_each_alone(net, execution):
+    tasks, recipe = [make(seed, net) for seed in range(4)], Recipe(epochs=3, batch_size=8, patience=1)
+    losses = [cross_entropy, PairBasedPosteriorBalancing(4.0), PairBasedPosteriorBalancing(16.0), cross_entropy]
+    together = dict(fit_by_losses(net, tasks, recipe, losses=losses, execution=execution))
+    for index, (task, loss) in enumerate(zip(tasks, losses, strict=True)):
+        alone = fit(net, task, recipe, loss=loss)
+        near(together[index].state, alone.state)
+        assert together[index].history[-1] == pytest.approx(alone.history[-1])
 
 
 def test_a_task_that_stops_early_does_not_change_the_others(net):

@@ -14,11 +14,11 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from secateur.cli.exits import Exit, guard
-from secateur.cli.options import Command, RunCommand, Set, say
+from secateur.cli.options import Command, RecommendCommand, RunCommand, Set, say
 from secateur.errors import WrongInput, unknown
 
 if TYPE_CHECKING:
-    from secateur.config import Audit, Federate, Invert, Limits, Prune, Recommend, Reproduce, Sweep
+    from secateur.config import Audit, AuditApp, Federate, Invert, Limits, Prune, Reproduce, SearchFields, Sweep
     from secateur.evaluation.limits import Check
     from secateur.runs.rows import Row
 
@@ -139,6 +139,31 @@ def federate(
     _hold(_check_limits(rows, settings.limits), junit)
 
 
+@run_command(name="audit-app")
+def audit_app(
+    ctx: typer.Context,
+    out: Out = Path("runs/audit-app"),
+    junit: Junit = None,
+    dry_run: DryRun = False,
+    json_: Json = False,
+) -> None:
+    """Run an existing Flower app in simulation, and attack its clients' updates: what does its server see?
+
+    FOLDER has the app: its pyproject.toml, its code. The code is run as it is.
+    """
+    from secateur.experiments.audit_app import plan, run_audit_app
+    from secateur.report.terminal import print_federation
+
+    settings: AuditApp = ctx.obj
+    if dry_run:
+        say(*plan(settings))
+        return
+    _check_writable(junit)
+    rows = run_audit_app(settings, out)
+    _print(rows, json_, print_federation, f"the page: {out / 'report.html'}")
+    _hold(_check_limits(rows, settings.limits), junit)
+
+
 @command()
 def gate(
     runs: Annotated[list[Path], typer.Argument(metavar="RUN...")],
@@ -195,28 +220,33 @@ def prune(
     _print(run_prune(settings, out), json_, print_measures, model)
 
 
-@run_command()
+@app.command(cls=RecommendCommand)
 def recommend(
     ctx: typer.Context,
     out: Out = Path("runs/recommend"),
     junit: Junit = None,
     export: Annotated[Path | None, typer.Option(help="Folder that the recommended model is written to.")] = None,
+    updates: Annotated[bool, typer.Option("--updates", help="Search a defense of updates instead.")] = False,
+    federation: Annotated[bool, typer.Option("--federation", help="Search the terms of a federation instead.")] = False,
+    address: Annotated[str | None, typer.Option(help="Ray cluster, host:port, whose workers measure recipes.")] = None,
     dry_run: DryRun = False,
     json_: Json = False,
 ) -> None:
     """Search pruners, sparsities, defenses and fine-tuning: which smaller model should I ship?
 
-    FILE.yaml is a run file; flags override its fields.
+    FILE.yaml is a run file; flags override its fields. --updates and --federation have flags of their own: add --help.
     """
+    from secateur.config import schema_of
     from secateur.experiments.recommend import plan, run_recommend
     from secateur.report.recommend import print_recommendation
 
-    settings: Recommend = ctx.obj
+    settings: SearchFields = ctx.obj
+    schema_of(updates, federation)  # refuses both
     if dry_run:
         say(*plan(settings))
         return
     _check_outputs(junit, export)
-    result = run_recommend(settings, out, export)
+    result = run_recommend(settings, out, export, address)
     show = partial(print_recommendation, sentences=result.sentences)
     _print(result.rows, json_, show, f"make it: {result.command}\nthe page: {out / 'report.html'}")
     _hold(result.checks, junit)
@@ -359,15 +389,14 @@ def _ask(field: str) -> str:
 def _list_method(name: str, as_json: bool) -> None:
     """Print the methods of a name, of whatever kind."""
     from secateur import catalogue
-    from secateur.report.method_sheet import describe_cost, describe_meanings, describe_threat, print_sheet
+    from secateur.report.method_sheet import describe_method, print_sheet
 
     same = [known[name] for kind in catalogue.PACKAGES if name in (known := catalogue.methods(kind))]
     if not same:
         raise unknown("kind", name, KINDS)
     rows = [{"kind": method.kind} | method.describe() | {"text": getdoc(method.make)} for method in same]
     if as_json:
-        facts = {"meanings": describe_meanings, "threat": describe_threat, "cost": describe_cost}
-        sheets = [row | {name: describe(row) for name, describe in facts.items()} for row in rows]
+        sheets = [row | describe_method(row) for row in rows]
         typer.echo(json.dumps(sheets, default=str))
         return
     for row in rows:
@@ -419,6 +448,7 @@ def _archive(folders: Sequence[Path], file: Path, studies: str, commit: str | No
     """Write the rows of runs into one archive."""
     from secateur.catalogue import find
     from secateur.runs.archive import SUFFIX, gather_runs, is_archive, write_archive
+    from secateur.runs.folder import explain_damage
 
     if not is_archive(file):
         raise WrongInput("rows", f"{file} is no name of an archive; use NAME{SUFFIX}")
@@ -426,8 +456,9 @@ def _archive(folders: Sequence[Path], file: Path, studies: str, commit: str | No
     names = [name.strip() for name in studies.split(",") if name.strip()]
     for name in names:
         find("study", name)
-    archive = gather_runs(folders, names, commit)
-    write_archive(file, archive.rows, archive.provenance, archive.figures)
+    with explain_damage(folders):
+        archive = gather_runs(folders, names, commit)
+        write_archive(file, archive.rows, archive.provenance, archive.figures)
     say(*(f"{name}: {value}" for name, value in archive.provenance.items()), f"{len(archive.rows):,} rows: {file}")
 
 
@@ -437,7 +468,7 @@ def _print_tables(file: Path) -> None:
     from secateur.studies.study import tabulate_archive
 
     for table in tabulate_archive(read_archive(file)):
-        typer.echo(table.markdown())
+        say(*table.markdown().split("\n"))
 
 
 def main(arguments: list[str] | None = None) -> int:

@@ -28,6 +28,7 @@ File = Annotated[Path | None, typer.Argument(metavar="FILE.yaml")]
 Config = Annotated[Path | None, typer.Option("--config", help="Run file (YAML). Flags override its fields.")]
 Trust = Annotated[bool, typer.Option("--trust", help="Call the module:function that the run file names.")]
 Set = Annotated[list[str] | None, typer.Option("--set", help="Any field of the run file: field.part=value.")]
+KINDS = re.compile(r"^recommends: *(updates|federation)\b", re.MULTILINE)
 METHODS = {name: name for name in ("attack", "defense", "pruner", "model")} | {"data": "dataset"}  # fields and kinds
 
 
@@ -56,7 +57,7 @@ class Command(typer.core.TyperCommand):
 class RunCommand(Command):
     """Command with a run file: `ctx.obj` has its settings, read from the file and from the flags of its schema.
 
-    The schema of the command audit is `config.Audit`. It is imported when it is needed: `secateur --help` stays fast.
+    The schema of audit-app is `config.AuditApp`. It is imported when it is needed: `secateur --help` stays fast.
     """
 
     @cached_property
@@ -64,12 +65,13 @@ class RunCommand(Command):
         """The schema of the command's run file."""
         from secateur import config
 
-        return getattr(config, str(self.name).capitalize())  # type: ignore[no-any-return]
+        return getattr(config, str(self.name).title().replace("-", ""))  # type: ignore[no-any-return]
 
     @cached_property
     def inputs(self) -> list[Any]:
         """The parameters that make the settings."""
-        return run_parameters(self.schema, _study if self.name == "reproduce" else _run_file)
+        bases: dict[str, Callable[..., None]] = {"reproduce": _study, "audit-app": _app}
+        return run_parameters(self.schema, bases.get(str(self.name), _run_file))
 
     def get_params(self, ctx: Any) -> list[Any]:
         """Return the parameters of the settings and those of the function."""
@@ -95,6 +97,42 @@ class RunCommand(Command):
             advice = "read the file, then add --trust, or name it on the command line"
             raise WrongInput("config", f"the run file names code or an address of a model ({code}); {advice}")
         return super().invoke(ctx)
+
+
+class RecommendCommand(RunCommand):
+    """Command whose schema depends on what is recommended: a model, a defense of updates or a federation.
+
+    A flag says it, or the field `recommends` of the run file, which a run's own file has.
+    """
+
+    kind = ""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> Any:
+        """Parse the arguments by the schema of their kind."""
+        kind = next((name for name in ("updates", "federation") if f"--{name}" in args), "")
+        files = [Path(text) for text in args if text.endswith((".yaml", ".yml"))]
+        if not kind and files and (field := KINDS.search(_read_text(files[0]))):
+            kind = field[1]
+        if kind != self.kind:
+            self.kind = kind
+            for name in ("schema", "inputs"):
+                self.__dict__.pop(name, None)
+        return super().parse_args(ctx, args)
+
+    @cached_property
+    def schema(self) -> type[Fields]:
+        """The schema of the run file of this kind."""
+        from secateur.config import schema_of
+
+        return schema_of(self.kind == "updates", self.kind == "federation")
+
+
+def _read_text(file: Path) -> str:
+    """Return the text of a run file; empty if it cannot be read, which `read` then says."""
+    try:
+        return file.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError):
+        return ""
 
 
 def read_code(ctx: Any, schema: type[Fields], values: dict[str, Any]) -> str:
@@ -136,6 +174,10 @@ def _study(study: Annotated[str, typer.Argument(metavar="NAME")]) -> None:
     """Take the argument of reproduce."""
 
 
+def _app(app: Annotated[Path, typer.Argument(metavar="FOLDER")], config: Config = None, set_: Set = None) -> None:
+    """Take the parameters of audit-app, whose code is always named on the command line."""
+
+
 def run_parameters(schema: type[Fields], base: Callable[..., None]) -> list[Any]:
     """Return the parameters of a function, and the flags of a schema as options whose values are text.
 
@@ -164,7 +206,7 @@ def complete_names(schema: str, field: str) -> Callable[[str], list[str]] | None
     """Return the completion of a flag whose values are methods; None for other flags."""
     if field not in METHODS:
         return None
-    kind = "inversion" if (schema, field) == ("Invert", "attack") else METHODS[field]
+    kind = "inversion" if field == "attack" and schema in ("Invert", "RecommendUpdates") else METHODS[field]
 
     def complete(incomplete: str) -> list[str]:
         """Return the values whose last name begins as it was typed: names are joined by commas and by +."""

@@ -7,6 +7,7 @@ fields, so that both share one schema.
 from __future__ import annotations
 
 from secateur.config.audit import Audit, ModelRun, Protocol, Prune
+from secateur.config.audit_app import AuditApp
 from secateur.config.base import Common, Fields, Limits, PolicyFile, PrivacyClaim, Training, flags_of
 from secateur.config.federate import Federate
 from secateur.config.files import dump, dump_recipes, list_code, parse_fields, put, read, read_limits
@@ -25,7 +26,7 @@ from secateur.config.methods import (
     defense_of_updates,
     inversion,
 )
-from secateur.config.recommend import Recommend
+from secateur.config.recommend import Recommend, RecommendFederation, RecommendUpdates, SearchFields, schema_of
 from secateur.config.sweep import Reproduce, Sweep, Work
 
 __all__ = [
@@ -33,6 +34,7 @@ __all__ = [
     "TRAINED",
     "UPDATES",
     "Audit",
+    "AuditApp",
     "Common",
     "Federate",
     "Fields",
@@ -44,7 +46,10 @@ __all__ = [
     "Protocol",
     "Prune",
     "Recommend",
+    "RecommendFederation",
+    "RecommendUpdates",
     "Reproduce",
+    "SearchFields",
     "Sweep",
     "Training",
     "Work",
@@ -65,4 +70,5 @@ __all__ = [
     "put",
     "read",
     "read_limits",
+    "schema_of",
 ]

@@ -66,6 +66,18 @@ def read_seeds(value: Any) -> Any:
     return list(range(value)) if isinstance(value, int) else split_values(value)
 
 
+PLAIN, UNKNOWN = "sgd", "unknown"  # optimisers: gradient descent, and one that the attacker estimates
+
+
+def read_optimiser(value: Any) -> Any:
+    """Return the text of an optimiser without defaults; refuse an unreadable one."""
+    if not isinstance(value, str) or value in (PLAIN, UNKNOWN):
+        return value
+    from secateur.training.optimisers import parse_optimiser, write_optimiser  # the schema imports no torch
+
+    return write_optimiser(parse_optimiser(value))
+
+
 MANY = (BeforeValidator(split_values), Field(min_length=1))
 ANY = (BeforeValidator(split_unless_none),)
 OneCompressor = Annotated[Compressor, BeforeValidator(compressor), PlainSerializer(str)]
@@ -76,6 +88,7 @@ OneInversion = Annotated[Choice, BeforeValidator(partial(choice, "inversion")), 
 OneDefense = Annotated[Defense, BeforeValidator(defense_of_models), PlainSerializer(str)]
 UpdateDefenses = Annotated[list[Annotated[Defense, BeforeValidator(defense_of_updates), PlainSerializer(str)]], *MANY]
 ClientDefenses = Annotated[list[Annotated[Defense, BeforeValidator(defense_of_clients), PlainSerializer(str)]], *MANY]
+OneOptimiser = Annotated[str, BeforeValidator(read_optimiser)]
 Count = Annotated[int, Field(ge=1, le=MOST)]
 FromZero = Annotated[int, Field(ge=0, le=MOST)]
 Models = Annotated[int, Field(ge=0, le=10_000)]

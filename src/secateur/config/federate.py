@@ -82,9 +82,10 @@ class FederationFields(Common):
     rounds: base.Count = flag(100, "Number of rounds.")
     clients: base.Count | None = flag(None, "Number of clients. By default 20, or one for every writer.")
     per_round: base.Count = flag(lambda fields: min(10, fields.get("clients") or 10), "Number of clients in a round.")
-    partition: Literal["iid", "dirichlet-labels", "dirichlet-sizes", "writer", "writer-groups"] = flag(
-        "iid", "Data of the clients: iid, dirichlet-labels, dirichlet-sizes, writer or writer-groups."
+    partition: Literal["iid", "dirichlet-labels", "dirichlet-sizes", "writer", "writer-groups", "shared"] = flag(
+        "iid", "Data of the clients: iid, dirichlet-labels, dirichlet-sizes, writer, writer-groups or shared."
     )
+    client_rows: base.Count = flag(8, "Rows of a client of the partition shared; others may have them too.")
     alpha: base.Positive = field(0.85, "Concentration of either Dirichlet partition.")
     method: Literal["fedavg", "fedsgd"] = flag("fedavg", "fedavg or fedsgd.")
     local_steps: base.Count | None = flag(None, "Steps of a client in a round. By default 5, or local epochs.")
@@ -145,6 +146,9 @@ class SubmodelFields(FederationFields):
     large_clients: base.FromZero = flag(2, "Number of clients, those with most data, that train the whole model.")
     client_widths: Annotated[list[float], *base.MANY] = flag(
         0.5, "Shares of channels of the others, such as .5,.25.", repeat=True
+    )
+    client_rates: Annotated[list[Annotated[float, Field(gt=0, le=1)]], *base.ANY] = field(
+        "none", "Share of channels of every client, in their order; replaces large_clients and client_widths."
     )
     uncovered: Literal["keep", "zero"] = flag("keep", "Weights that no client trained: keep or zero.")
     batchnorm: Literal["static", "reestimated"] = field("static", "BatchNorm statistics in tests.")

@@ -13,7 +13,7 @@ from pydantic import ValidationError
 
 from secateur.catalogue import Choice, is_reference, split
 from secateur.config.audit import ModelRun
-from secateur.config.base import Common, Fields, Limits, Training
+from secateur.config.base import Fields, Limits, Training
 from secateur.config.messages import explain, load_yaml, yaml_value
 from secateur.errors import WrongInput
 
@@ -78,7 +78,7 @@ def put(fields: dict[str, Any], path: str, value: Any) -> None:
     fields[last] = value
 
 
-def dump(config: Common) -> dict[str, Any]:
+def dump(config: Fields) -> dict[str, Any]:
     """Return plain values that start the same run again, with the defaults written out.
 
     `train` and `finetune` hold only the fields that the user set. Their defaults depend on the kind of data, and those

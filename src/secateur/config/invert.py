@@ -40,8 +40,12 @@ class Invert(Common):
     batch_before: base.Count = field(32, "Examples of a user's update in these rounds.")
     repeats: base.Count = flag(1, "Rounds in a row that are of the same examples, which attacks with rounds=N join.")
     local_steps: base.Count | None = flag(None, "Local steps, after which the client sends weights, not a gradient.")
-    local_batch: base.Count | None = field(None, "Examples in a local step; null: all.")
-    learning_rate: base.Positive | None = flag(None, "Learning rate of the local steps.")
+    local_epochs: base.Count | None = flag(None, "Local epochs of batches of local_batch, instead of local steps.")
+    local_batch: base.Count | None = flag(None, "Examples in a local step. By default all.")
+    optimiser: base.OneOptimiser = flag(
+        "sgd", "Optimiser of the local steps: sgd:momentum=.9:weight_decay=1e-4, adam, adamw; or unknown."
+    )
+    learning_rate: base.Positive | None = flag(None, "Learning rate of the local steps. By default .1; .001 for adam.")
     batchnorm: Literal["eval", "batch"] = flag("eval", "Statistics by which the client normalises: eval or batch.")
     statistics: bool = field(False, "The attacker knows the batch's statistics, and is much stronger.")
     generator_steps: base.Count = field(2000, "Training steps of the generator of attacks such as ggl.")
@@ -69,6 +73,19 @@ class Invert(Common):
         return () if self.update is None else ("targets", "together", *(("data",) if self.lacks_data else ()))
 
     @property
+    def trains(self) -> bool:
+        """True if the client takes local steps and sends its weights."""
+        settings = (self.local_steps, self.local_epochs)
+        return any(value is not None for value in settings) or self.optimiser != base.PLAIN
+
+    @property
+    def rate(self) -> float | None:
+        """The learning rate of the local steps; None if it is not known, as with some captured updates."""
+        if self.learning_rate is not None or self.update is not None:
+            return self.learning_rate
+        return 0.001 if self.optimiser.startswith("adam") else 0.1
+
+    @property
     def lacks_data(self) -> bool:
         """True if a captured update is attacked with its picture's shape alone."""
         return self.update is not None and bool(self.input_shape) and "data" not in self.model_fields_set
@@ -79,7 +96,11 @@ class Invert(Common):
             raise WrongInput("train", "nothing is trained here; use the weights of a trained model: --weights FILE")
         if self.local_batch is not None and self.local_batch > self.batch_size:
             raise WrongInput("local_batch", f"{self.local_batch} is not allowed; batch_size is {self.batch_size}")
-        if self.local_steps is None and self.update is None:
+        if self.local_steps is not None and self.local_epochs is not None:
+            raise WrongInput("local_epochs", "cannot be combined with local_steps; leave one of them out")
+        if self.optimiser == base.UNKNOWN and self.update is None:
+            raise WrongInput("optimiser", "unknown is about a captured update; set update, or write the client's own")
+        if not self.trains and self.update is None:
             used = ("learning_rate",) if self.rounds_before or self.repeats > 1 else ()
             for name in ("learning_rate", "local_batch"):
                 if getattr(self, name) is not None and name not in used:
@@ -92,8 +113,8 @@ class Invert(Common):
                 raise WrongInput(name, "cannot be combined with update, which is the only target; leave it out")
         if self.update is not None:
             self._check_captured()
-        if any(str(defense) != "none" for defense in self.defense) and self.local_steps is not None:
-            raise WrongInput("defense", "cannot be combined with local_steps: it acts on gradients, not on weights")
+        if any(str(defense) != "none" for defense in self.defense) and self.trains:
+            raise WrongInput("defense", "cannot be combined with local steps: it acts on gradients, not on weights")
         if self.residual is not None and not any(defense.find_part("residual") for defense in self.defense):
             raise WrongInput("residual", "needs error feedback; use --defense dgp+error-feedback")
         _ = self.attacks  # raises now if an attack lacks a parameter
@@ -108,8 +129,8 @@ class Invert(Common):
         for name in ("users", "batch_before"):
             if not self.rounds_before and getattr(self, name) != type(self).model_fields[name].default:
                 raise WrongInput(name, "is about the rounds before the attacked one; set rounds_before too")
-        if self.rounds_before and (self.residual is not None or self.local_steps is not None):
-            field = "residual" if self.residual is not None else "local_steps"
+        if self.rounds_before and (self.residual is not None or self.trains):
+            field = "residual" if self.residual is not None else "local steps"
             raise WrongInput("rounds_before", f"cannot be combined with {field}: its rounds send gradients")
         if self.repeats > 1 and self.statistics:
             raise WrongInput("repeats", "cannot be combined with statistics, which are of one round; leave it out")

@@ -1,12 +1,13 @@
 """Row indices: partitions of a data set among clients, and splits among a victim and the attacker's models.
 
-The parts of a partition are disjoint and complete, and none is empty.
+The parts of a partition are disjoint and complete, and none is empty; those of `draw_shared` alone overlap.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import overload
 
 import numpy as np
 import torch
@@ -20,10 +21,58 @@ ADVICE = "train_size is the number of members, which come first"
 FEMNIST_GROUPS = tuple(range(3, 28, 3))  # writers per client in MaPP-FL; a tenth client gets all others
 
 
-def iid(n: int, clients: int, rng: Generator) -> list[Tensor]:
+class Shares(Sequence[Tensor]):
+    """The rows of many clients in one tensor; a client's share is a view, made when it is asked for.
+
+    Example:
+        >>> shares = Shares(torch.arange(5), [3, 2])
+        >>> shares[-1].tolist(), count_rows(shares)
+        ([3, 4], [3, 2])
+    """
+
+    def __init__(self, rows: Tensor, sizes: Sequence[int]) -> None:
+        self.rows, self.sizes = rows, list(sizes)
+        self._ends: list[int] = np.cumsum(self.sizes).tolist()
+
+    @overload
+    def __getitem__(self, client: int) -> Tensor: ...
+
+    @overload
+    def __getitem__(self, client: slice) -> list[Tensor]: ...
+
+    def __getitem__(self, client: int | slice) -> Tensor | list[Tensor]:
+        if isinstance(client, slice):
+            return [self[index] for index in range(len(self))[client]]
+        end = self._ends[client]
+        return self.rows[end - self.sizes[client] : end]
+
+    def __len__(self) -> int:
+        return len(self.sizes)
+
+
+def count_rows(shares: Sequence[Tensor]) -> list[int]:
+    """Return the number of rows of each client."""
+    return shares.sizes if isinstance(shares, Shares) else [len(rows) for rows in shares]
+
+
+def iid(n: int, clients: int, rng: Generator) -> Shares:
     """Return equal shares of n shuffled rows."""
     _check_clients(clients, n)
-    return _check_parts(list(torch.randperm(n, generator=rng).tensor_split(clients)))
+    sizes = [n // clients + (client < n % clients) for client in range(clients)]
+    _check_sizes(sizes)
+    return Shares(torch.randperm(n, generator=rng), sizes)
+
+
+def draw_shared(n: int, clients: int, size: int, rng: Generator) -> Shares:
+    """Return shares of `size` rows that other clients may have too, for more clients than rows.
+
+    Clients take their rows in passes over all rows, each in a new order. So a client has different rows.
+    """
+    check_whole("clients", clients)
+    check_number("client_rows", size, f"[1, {n}]")
+    in_pass = n // size
+    passes = [torch.randperm(n, generator=rng)[: in_pass * size] for _ in range(-(-clients // in_pass))]
+    return Shares(torch.cat(passes)[: clients * size], [size] * clients)
 
 
 def dirichlet_labels(labels: Tensor, clients: int, alpha: float, rng: Generator) -> list[Tensor]:
@@ -125,15 +174,19 @@ def _join_classes(dealt: Sequence[Sequence[Tensor]]) -> list[Tensor]:
 
 
 def _check_parts(parts: list[Tensor]) -> list[Tensor]:
-    empty = [str(client) for client, rows in enumerate(parts) if len(rows) == 0]
-    if empty:
-        listed = ", ".join(empty[:3]) + (" and others" if len(empty) > 3 else "")
-        raise _explain_empty(listed, len(parts))
+    _check_sizes([len(rows) for rows in parts])
     return parts
 
 
+def _check_sizes(sizes: Sequence[int]) -> None:
+    empty = [str(client) for client, size in enumerate(sizes) if size == 0]
+    if empty:
+        listed = ", ".join(empty[:3]) + (" and others" if len(empty) > 3 else "")
+        raise _explain_empty(listed, len(sizes))
+
+
 def _explain_empty(listed: str, clients: int) -> WrongInput:
-    advice = "use more rows, fewer clients or a larger alpha"
+    advice = "use more rows, fewer clients, a larger alpha or the partition shared"
     return WrongInput("clients", f"no rows are left for client {listed} of {clients}; {advice}")
 
 

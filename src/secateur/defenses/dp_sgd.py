@@ -56,6 +56,8 @@ ALONE = (
 class DpSgd(PrivacySettings):
     """Clips every example's gradient and adds Gaussian noise to their sum (samia_ppb 6.3.1; Abadi et al. 2016).
 
+    Equation: `gradient = (sum over i of g_i min(1, C / |g_i|) + N(0, (sigma C)^2)) / expected batch size`.
+
     Acts on: the loop of fine-tuning. Batches are drawn by Poisson sampling, each example with probability
     q = batch size / examples. The noisy sum, divided by the expected batch size, goes to the recipe's optimiser.
     BatchNorm is frozen: its statistics mix examples, and replacing it would break a trained model. Where a mask prunes,

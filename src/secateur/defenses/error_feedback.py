@@ -31,6 +31,9 @@ class ErrorFeedback:
             reason = "it computes its gradient anew from the examples, so a residual cannot be added"
             name = type(self.inner).__name__
             raise WrongInput("defense", f"error-feedback cannot be combined with {name}: {reason}")
+        if getattr(self.inner, "no_residual", False):
+            reason = "it feeds the noise back, so that the noise cancels over the rounds"
+            raise WrongInput("defense", f"error-feedback cannot be combined with {type(self.inner).__name__}: {reason}")
 
     def __str__(self) -> str:
         return f"{type(self).__name__}({self.inner})"
@@ -65,6 +68,8 @@ class ErrorFeedback:
 )
 def error_feedback() -> Callable[[Upload], ErrorFeedback]:
     """Adds what an upload did not send to the client's next gradient (Karimireddy et al. 2019; dgp Algorithm 2).
+
+    Equation: `P = gradient + residual; sent = upload(P); next residual = P - sent`.
 
     Acts on: the residual of the upload it is combined with, as in `dgp+error-feedback`.
     """

@@ -19,6 +19,8 @@ STRONGEST = f"{AGAINST_TRAINING}; on updates adaptive=loss"
 class PairBasedPosteriorBalancing:
     """Cross-entropy plus the divergence between the ranked posteriors of paired examples (samia_ppb Eq. 6).
 
+    Equation: `L = mean CE + strength * mean over pairs of KL(R(p_2) || R(p_1)); R sorts a posterior`.
+
     Acts on: the loss of fine-tuning. Batches are shuffled, so an example of the first half and one of the second half
     are a random pair without replacement. In an odd batch the last example has no pair. Both terms are means here, so
     the divergence weighs twice as much as in Eq. 6 divided by the batch size B, which sums over B / 2 pairs.

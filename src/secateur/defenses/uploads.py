@@ -10,6 +10,7 @@ from torch import Generator
 from secateur.catalogue import Defense
 from secateur.defenses.adgp import AlignedDualGradientPruning
 from secateur.defenses.dgp import DualGradientPruning
+from secateur.defenses.distributed_dp import DistributedPrivacy
 from secateur.defenses.dp import DifferentialPrivacy, PrivateTurn
 from secateur.defenses.error_feedback import ErrorFeedback, upload_of
 from secateur.defenses.noise import GaussianNoise
@@ -52,6 +53,11 @@ def capturable(upload: Upload) -> bool:
 def makes_anew(upload: Upload) -> bool:
     """Return True if the upload computes its gradient from the examples, by BatchNorm's running statistics (dp)."""
     return bool(getattr(inner_of(upload), "anew", False))
+
+
+def promises_epsilon(upload: Upload) -> bool:
+    """Return True if what the upload sends has an epsilon, which covers nothing else that a client sends."""
+    return makes_anew(upload) or isinstance(inner_of(upload), DistributedPrivacy)
 
 
 def find_aligned(upload: Upload) -> AlignedDualGradientPruning | None:

@@ -99,6 +99,8 @@ class Withholding:
 class Largest(Withholding):
     """Prunes the weights with the largest gradients before they are sent (Largest; priprune Section 5.1, Insight 1).
 
+    Equation: `withheld = the int(rate N) weights of largest |gradient|; sent = w * (1 - withheld)`.
+
     Acts on: a federation's client, on top of any base pruning.
     """
 
@@ -129,6 +131,8 @@ class PseudoLargest(Largest):
 @dataclass(frozen=True)
 class RandomShare(Withholding):
     """Prunes weights drawn at random before they are sent, anew in every round (Random; priprune Section 5.1).
+
+    Equation: `withheld = int(rate N) weights, each equally likely; sent = w * (1 - withheld)`.
 
     Acts on: a federation's client, on top of any base pruning.
     """

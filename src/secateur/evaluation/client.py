@@ -41,6 +41,7 @@ from secateur.interfaces import (
 from secateur.models.create import misfit, read_tensors
 from secateur.runs.rows import Row, join_notes
 from secateur.seeding import derive
+from secateur.training.optimisers import read_steps, shuffle_epochs, write_optimiser
 
 GUESSES: Mapping[Adaptive, str] = {
     "support": "that an entry of zero was dropped",
@@ -154,11 +155,9 @@ class AttackedClient:
             if self.guard is None:
                 return plain, None
             return self.guard(plain, held, target, number, replace(known, net=net), turn, memory)
-        if known.learning_rate is None:
-            raise WrongInput("learning_rate", "must be given for a client that sends its weights")
-        steps, learning_rate, batch_size = known.local_steps, known.learning_rate, known.local_batch
-        weights = weights_update(net, held, target, known.batchnorm, steps, learning_rate, batch_size, known.loss)
-        return weights, None
+        order = derive(self.seed, "epochs", number, *name_turn(turn))
+        local = shuffle_epochs(read_steps(known), known.local_epochs or 1, order)
+        return weights_update(net, held, target, known.batchnorm, loss=known.loss, turn=local), None
 
     def _draw_state(self, net: nn.Module, sent: Params, batch: Batch, number: int, turn: int = 0) -> Params:
         """Return the state that was sent, with the noise that the client draws for noisy modules."""
@@ -194,8 +193,7 @@ class AttackedClient:
         """The kind of update in words."""
         if not self.sends_weights:
             return "gradient"
-        steps = self.knowledge.local_steps
-        return f"weights after {steps} local step{'s' if steps > 1 else ''}"
+        return describe_weights(self.knowledge)
 
     @property
     def knows(self) -> str:
@@ -204,11 +202,38 @@ class AttackedClient:
         facts = ["one example an update" if size == 1 else f"{size} examples an update", "how pixels become inputs"]
         facts += ["the labels"] if self.tells_labels else []
         facts += ["the batch's BatchNorm statistics"] if self.tells_statistics else []
-        facts += ["the client's steps and learning rate"] if self.sends_weights else []
+        facts += describe_local(self.knowledge) if self.sends_weights else []
         facts += ["a generator of such pictures"] if self.knowledge.generator is not None else []
         if self.adaptive != "none":
             facts += ["the client's compression" if self.knowledge.compression is not None else GUESSES[self.adaptive]]
         return ", ".join([*facts, *self.remembered])
+
+
+def describe_weights(knowledge: Knowledge) -> str:
+    """Return the update of a client that sends weights, in words.
+
+    Example:
+        >>> from secateur.interfaces import Optimiser
+        >>> net, scale = nn.Identity(), torch.ones(1, 1, 1)
+        >>> known = Knowledge(net, (1, 2, 2), 2, scale, scale, 12, local_epochs=2, local_batch=5)
+        >>> describe_weights(known), describe_weights(replace(known, local_epochs=None, optimiser=Optimiser("adam")))
+        ('weights after 2 local epochs of 3 steps', 'weights after 1 local step of adam')
+    """
+    rule = "" if knowledge.optimiser.is_plain else f" of {write_optimiser(knowledge.optimiser)}"
+    if knowledge.local_epochs is None:
+        steps = knowledge.local_steps
+        return f"weights after {steps} local step{'s' if steps > 1 else ''}{rule}"
+    steps, epochs = -(-knowledge.batch_size // (knowledge.local_batch or knowledge.batch_size)), knowledge.local_epochs
+    many = f"{epochs} local epoch{'s' if epochs > 1 else ''} of {steps} step{'s' if steps > 1 else ''}"
+    return f"weights after {many}{rule}"
+
+
+def describe_local(knowledge: Knowledge) -> list[str]:
+    """Return the attacker's knowledge of the local training, as phrases."""
+    phrases = ["the client's steps and learning rate"]
+    phrases += [] if knowledge.optimiser.is_plain else [f"its optimiser ({write_optimiser(knowledge.optimiser)})"]
+    several = knowledge.local_batch is not None and knowledge.local_batch < knowledge.batch_size
+    return phrases + (["not which examples a step has"] if several else [])
 
 
 @dataclass(frozen=True, eq=False)

@@ -6,25 +6,28 @@ All measures are better if lower. A measure that is missing neither holds nor br
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from secateur.evaluation.limits import Check, Evidence, Outcome
-from secateur.metrics.membership import Estimate
+from secateur.metrics.membership import TOO_FEW, Estimate
 from secateur.runs.rows import Row
 
 DROP, AUC, TPR, BYTES, LATENCY = "accuracy_drop", "auc", "tpr_at_fpr_0.01", "bytes", "latency"
+PSNR, RECOGNISABLE = "psnr", "recognisable"
 NAMES = {
     DROP: "accuracy drop",
     AUC: "AUC",
     TPR: "TPR at 1 % FPR",
+    RECOGNISABLE: "share of recognisable pictures",
+    PSNR: "PSNR",
     BYTES: "share of the original's bytes",
     LATENCY: "share of the original's latency",
 }
 OBJECTIVES = (DROP, AUC, BYTES)
-GUESSES = {AUC: 0.5, TPR: 0.01}  # of an attacker that guesses
-SHIPPED = (BYTES, LATENCY)  # measures of the file alone, the same for every attacker
+GUESSES = {AUC: 0.5, TPR: 0.01, RECOGNISABLE: 0.0, PSNR: 0.0}  # of an attacker that guesses, the order of leaks
 PREFIX = "search_"  # of metrics of the search, which no limit and no verdict reads
+COMPARED = "compared_"  # of metrics of recipes that stand beside the recommended one, on the same rows
 IMPORTANCE, SPENT = "importance", "seconds_spent"  # the other metrics of a search
 LEAST = 0.01  # unit of an excess over a limit of 0
 
@@ -46,7 +49,26 @@ class Assessment:
 
 def is_search(row: Row) -> bool:
     """Return True if a row is of a search for recipes, not of the audit of the recommended one."""
-    return row.metric.startswith(PREFIX) or row.metric in (IMPORTANCE, SPENT)
+    return row.metric.startswith((PREFIX, COMPARED)) or row.metric in (IMPORTANCE, SPENT)
+
+
+def find_strongest(rows: Iterable[Row], names: Sequence[str]) -> dict[str, Estimate]:
+    """Return measures by name from rows of several attacks: the strongest counts.
+
+    The upper end is the highest of all attacks: a score that ties has an interval without width. A measure that the
+    sample does not support is left out.
+    """
+    rows, measures = list(rows), {}
+    for name in names:
+        known = [row for row in rows if row.metric == name and not (row.note or "").startswith(TOO_FEW)]
+        known = [row for row in known if row.value is not None]
+        if known:
+            top = max(known, key=lambda row: row.value or 0.0)
+            low, high = (top.value if end is None else end for end in (top.low, top.high))
+            assert top.value is not None and low is not None and high is not None
+            highest = max([high, *(row.high for row in known if row.high is not None)])
+            measures[name] = Estimate(top.value, low, highest, top.attack)
+    return measures
 
 
 def beats(one: Assessment, other: Assessment, objectives: Sequence[str] = OBJECTIVES) -> bool:
@@ -81,7 +103,7 @@ def rank(item: Assessment, limits: Mapping[str, float], shown: Collection[str] =
     Below guessing, recipes leak alike: there only chance would order them.
     """
     whole = list_excesses(item, {name: limit for name, limit in limits.items() if name in shown}, "high")
-    leaks = (max(item.value(name), guess) for name, guess in GUESSES.items())
+    leaks = (max(item.value(name), guess) for name, guess in GUESSES.items())  # a kind of recipe has some of them
     excesses = (math.fsum(broken.values()) for broken in (list_excesses(item, limits), whole))
     return (*excesses, *leaks, item.value(DROP), item.value(BYTES))
 
@@ -113,17 +135,22 @@ def explain_limits(items: Sequence[Assessment], limits: Mapping[str, float]) -> 
     return sentences or ["The limits hold one by one but not together, also if any one of them is left out."]
 
 
-def check_file(subject: str, measures: Mapping[str, Estimate], limits: Mapping[str, float]) -> list[Check]:
-    """Hold the limits on bytes and latency against a recipe's measures."""
+def check_measures(
+    subject: str, measures: Mapping[str, Estimate], limits: Mapping[str, float], decide: str = "value"
+) -> list[Check]:
+    """Hold limits against measures of the recommended recipe; `decide` is the end of the interval that decides."""
     checks = []
-    for name in (name for name in SHIPPED if name in limits):
+    for name, limit in limits.items():
         estimate = measures.get(name)
-        evidence = Evidence(subject, name, None, estimate)
+        evidence = Evidence(subject, name, estimate.note if estimate else None, estimate)
         if estimate is None:
-            checks.append(Check(subject, name, limits[name], Outcome.INCONCLUSIVE, evidence, "it was not measured"))
+            checks.append(Check(subject, name, limit, Outcome.INCONCLUSIVE, evidence, "it was not measured"))
+        elif getattr(estimate, decide) <= limit:
+            checks.append(Check(subject, name, limit, Outcome.WITHIN, evidence))
+        elif decide == "value" or estimate.low > limit:
+            checks.append(Check(subject, name, limit, Outcome.ABOVE, evidence))
         else:
-            outcome = Outcome.WITHIN if estimate.value <= limits[name] else Outcome.ABOVE
-            checks.append(Check(subject, name, limits[name], outcome, evidence))
+            checks.append(Check(subject, name, limit, Outcome.INCONCLUSIVE, evidence, "the limit is in its interval"))
     return checks
 
 

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from secateur.attacks.membership.reference_models import content
 from secateur.catalogue import methods
-from secateur.config import Common
+from secateur.config import AuditApp, Common
 from secateur.data.dataset import Dataset
 from secateur.data.load import load
 from secateur.data.scaling import AS_STORED, BYTES, Scaling, candidates, rescale, rescale_inputs, scaling_of
@@ -31,7 +31,7 @@ C = TypeVar("C", bound=Common)
 ADVICE = "say it by inputs_are (pixels or normalised), mean and std, or transform"
 
 
-def device_of(config: Common) -> torch.device:
+def device_of(config: Common | AuditApp) -> torch.device:
     """Return the device of the run; `auto` is $SECATEUR_DEVICE if it is set, else a GPU if there is one."""
     wanted = os.environ.get("SECATEUR_DEVICE", "auto") if config.device == "auto" else config.device
     available = ["auto", "cpu", *(f"cuda:{i}" for i in range(torch.cuda.device_count()))]

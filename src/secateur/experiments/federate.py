@@ -20,6 +20,7 @@ from torch import nn
 from secateur.catalogue import Choice, Defense
 from secateur.config import Federate, dump
 from secateur.data.dataset import Dataset
+from secateur.data.partition import count_rows
 from secateur.defenses.uploads import protection_of
 from secateur.errors import WrongInput, require
 from secateur.evaluation import gallery
@@ -240,7 +241,7 @@ def plan(config: Federate) -> list[str]:
         require("ray", "flower")
     data, device = load_data(config)
     check_federate(config, data, device)
-    sizes = [len(rows) for rows in shares_of(config, data, config.seeds[0])]
+    sizes = count_rows(shares_of(config, data, config.seeds[0]))
     clients = f"{len(sizes)} clients ({config.partition}) with {min(sizes)} to {max(sizes)} examples each"
     head = f"{config.model} on {data.name}, seeds {', '.join(map(str, config.seeds))}; for each seed:"
     steps = _submodel_steps(config, data, clients) if config.submodels else _federation_steps(config, data, clients)
@@ -293,7 +294,7 @@ def cautions(config: Federate, data: Dataset) -> list[str]:
     """Return the cautions that a reader needs about the clients and the defenses before the run."""
     if config.submodels:
         return []
-    sizes = [len(share) for share in shares_of(config, data, config.seeds[0])]
+    sizes = count_rows(shares_of(config, data, config.seeds[0]))
     short = sum(size < config.batch_size for size in sizes)
     fields = {str(defense): protection_of(defense) for defense in config.defense}
     rules = {"withholding", "custom_turn"}

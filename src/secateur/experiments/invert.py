@@ -399,6 +399,7 @@ class ClientExposure(UpdateExposure):
         names = ["labels", "batch_size", "local_steps", "local_batch", "learning_rate", "batchnorm", "statistics"]
         names += ["rounds_before", "users", "batch_before"] if config.rounds_before else []
         names += ["repeats"] if config.repeats > 1 else []
+        names += [name for name in ("local_epochs", "optimiser") if name in config.model_fields_set]
         rows = rows_of(config, self.context.data, self.context.seed)[group.start : group.stop]
         depends = self.context.base | {name: getattr(config, name) for name in names}
         depends |= {name: None if path is None else file_key(path) for name, path in files.items()}

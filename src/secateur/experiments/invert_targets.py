@@ -37,6 +37,7 @@ from secateur.runs.artifacts import Result, key_of
 from secateur.runs.folder import Run
 from secateur.runs.unfinished import StageWatcher, forget
 from secateur.seeding import derive
+from secateur.training.optimisers import parse_optimiser
 from secateur.training.recipe import Recipe, Task
 from secateur.training.trainer import fit
 
@@ -46,6 +47,9 @@ EXAMPLES = 63  # that score policies: about as many as the authors use
 TAKEN = 2  # policies of the result, as in the authors' choice
 PARTLY = Recipe(epochs=5, patience=None)  # of the model that the privacy score uses
 LEARNT = 2000  # rows at most that train this model
+
+
+LOCAL = ("local_steps", "local_epochs", "local_batch", "learning_rate")  # settings of local training
 
 
 def data_of(config: Invert) -> Dataset:
@@ -69,7 +73,7 @@ def client_of(config: Invert, data: Dataset, device: torch.device, seed: int, de
     net, precode = protect(net, defense, data.classes, derive(seed, "initialise", "defense"))
     net = (net if config.weights is None else load_weights(net, config.weights)).to(device)
     mean, std = scale(data.mean, data.std, data.inputs[: data.train_size])
-    weights = isinstance(_update(config, net), Weights) if config.update else config.local_steps is not None
+    weights = isinstance(_update(config, net), Weights) if config.update else config.trains
     knowledge = Knowledge(
         net,
         data.input_shape,
@@ -79,8 +83,10 @@ def client_of(config: Invert, data: Dataset, device: torch.device, seed: int, de
         batch_size=config.batch_size,
         batchnorm=config.batchnorm,
         local_steps=config.local_steps or 1,
-        learning_rate=config.learning_rate or (None if config.update else 0.1),
+        learning_rate=config.rate,
         local_batch=config.local_batch,
+        local_epochs=config.local_epochs,
+        optimiser=parse_optimiser(config.optimiser),
     )
     guard = guard_of(defense, config.residual, seed, lambda number: _draw_other(config, data, seed, number).to(device))
     state, transform = tree.state_of(net), transform_of(defense, knowledge.mean, knowledge.std)
@@ -99,8 +105,8 @@ def targets_of(config: Invert, data: Dataset, device: torch.device, seed: int) -
 def _update(config: Invert, net: nn.Module) -> Gradient | Weights:
     """Read the captured update; refuse settings of local training beside a gradient."""
     assert config.update is not None
-    update = read_update(config.update, net, weights=config.local_steps is not None)
-    settings = [name for name in ("local_steps", "local_batch", "learning_rate") if getattr(config, name) is not None]
+    update = read_update(config.update, net, weights=config.trains)
+    settings = [name for name in LOCAL if getattr(config, name) is not None]
     if settings and isinstance(update, Gradient):
         raise WrongInput(settings[0], f"cannot be combined with {config.update}, which is a gradient; leave it out")
     return update

@@ -46,6 +46,7 @@ from secateur.pruning.removal import remove, savings
 from secateur.runs.artifacts import Result
 from secateur.runs.rows import Row, join_notes
 from secateur.seeding import derive
+from secateur.training.aided_trainer import fit_by_losses
 from secateur.training.recipe import Fitted, Recipe, Task
 from secateur.training.trainer import fit_many
 from secateur.training.user_function import source_key
@@ -125,8 +126,12 @@ def make(jobs: Sequence[ModelJob], compression: Compression) -> list[Result]:
         return models
     first, converter = compression.pruner.parts[0], compression.pruner.find_part(Converter)
     if first != converter:
-        compress = reshape_and_finetune if isinstance(first.make(), Reshaper) else prune_and_finetune
-        models = compress(jobs, models, first, compression.sparsity, compression.defense)
+        sparsity, defense = compression.sparsity, compression.defense
+        if isinstance(first.make(), Reshaper):
+            models = reshape_and_finetune(jobs, models, first, sparsity, defense)
+        else:
+            pairs = zip(jobs, models, strict=True)
+            models = prune_and_finetune([PruneJob(*pair, first, sparsity, defense) for pair in pairs])
     return models if converter is None else [_calibrate(*pair, converter) for pair in zip(jobs, models, strict=True)]
 
 
@@ -187,28 +192,78 @@ def train_originals(jobs: Sequence[ModelJob], pruner: Choice | None = None) -> l
     return context.run.stages("train", [job.base | settings for job in jobs], compute)
 
 
-def prune_and_finetune(
-    jobs: Sequence[ModelJob], originals: Sequence[Result], pruner: Choice, sparsity: float, defense: Defense
-) -> list[Result]:
-    """Make the pruned models together: a mask from the trained weights, then fine-tuning with the defense in place."""
-    context = jobs[0].context
-    recipe, fit = build_fit(defense, context.recipes[1])
-    settings = {"pruner": str(pruner), "sparsity": sparsity, "defense": str(defense), "recipe": asdict(recipe)}
-    pairs = zip(jobs, originals, strict=True)
-    depends = [job.base | settings | {"original": original.key} for job, original in pairs]
+@dataclass(frozen=True)
+class PruneJob:
+    """One pruned model to be made: its trained original, the pruner, and the fine-tuning under a defense."""
+
+    job: ModelJob
+    original: Result
+    pruner: Choice
+    sparsity: float
+    defense: Defense
+
+    @property
+    def recipe(self) -> Recipe:
+        """The recipe of the fine-tuning."""
+        return build_fit(self.defense, self.job.context.recipes[1])[0]
+
+    @property
+    def depends(self) -> dict[str, Any]:
+        """The values that the model depends on."""
+        settings = {"pruner": str(self.pruner), "sparsity": self.sparsity, "defense": str(self.defense)}
+        return self.job.base | settings | {"recipe": asdict(self.recipe), "original": self.original.key}
+
+    @property
+    def group(self) -> tuple[Recipe, Defense | None]:
+        """The fine-tunings that may step together: of one recipe, and of one defense unless each is a loss."""
+        is_loss = all(part.method.info["acts_on"] in ("loss", "recipe") for part in self.defense.parts)
+        return self.recipe, None if is_loss else self.defense
+
+
+def prune_and_finetune(jobs: Sequence[PruneJob]) -> list[Result]:
+    """Make pruned models together: masks from the trained weights, then fine-tuning with the defenses in place."""
+    context = jobs[0].job.context
 
     def compute(missing: list[int]) -> Iterator[tuple[int, Result]]:
-        pruned = {i: prune(jobs[i], originals[i].tensors, pruner, sparsity) for i in missing}
+        pruned = {i: prune(jobs[i].job, jobs[i].original.tensors, jobs[i].pruner, jobs[i].sparsity) for i in missing}
+        groups: dict[Any, list[int]] = {}
+        for i in missing:
+            groups.setdefault(jobs[i].group, []).append(i)
 
         def task(i: int) -> Task:
-            return jobs[i].task(dict(originals[i].tensors), pruned[i][0])
+            return jobs[i].job.task(dict(jobs[i].original.tensors), pruned[i][0])
 
-        for i, fitted in _fit(context, f"{pruner} {sparsity:g} {defense}", missing, task, fit):
-            mask, notes = pruned[i]
-            tensors = {f"state.{k}": v for k, v in fitted.state.items()} | {f"mask.{k}": v for k, v in mask.items()}
-            yield i, Result(tensors, _history(fitted) | {"notes": notes})
+        for same in groups.values():
+            first, defenses = jobs[same[0]], dict.fromkeys(str(jobs[i].defense) for i in same)
+            fits = [build_fit(jobs[i].defense, jobs[i].job.context.recipes[1])[1] for i in same]
+            fit = fits[0]
+            if len(defenses) > 1:
+                fit = partial(fit_by_losses, recipe=first.recipe, losses=[one.keywords["loss"] for one in fits])
+            compressions = dict.fromkeys(f"{jobs[i].pruner} {jobs[i].sparsity:g} {jobs[i].defense}" for i in same)
+            for i, fitted in _fit(context, ", ".join(compressions), same, task, fit):
+                mask, notes = pruned[i]
+                tensors = {f"state.{k}": v for k, v in fitted.state.items()} | {f"mask.{k}": v for k, v in mask.items()}
+                yield i, Result(tensors, _history(fitted) | {"notes": notes})
 
-    return context.run.stages("prune", depends, compute)
+    return context.run.stages("prune", [job.depends for job in jobs], compute)
+
+
+def prune_generation(pairs: Sequence[tuple[ModelJob, Compression]]) -> None:
+    """Make the pruned models of several compressions together, and leave them in the run's folder for `make`.
+
+    Only where models step together is anything gained. Other compressors than masks are left to `make`.
+    """
+    if not pairs or trains_alone(context := pairs[0][0].context) or context.config.execution == "ray":
+        return
+    jobs = []
+    for job, compression in pairs:
+        assert compression.pruner is not None
+        first = compression.pruner.parts[0]
+        if first != compression.pruner.find_part(Converter) and not isinstance(first.make(), Reshaper):
+            (original,) = _originals([job], compression)
+            jobs.append(PruneJob(job, original, first, compression.sparsity, compression.defense))
+    if jobs:
+        prune_and_finetune(jobs)
 
 
 def reshape_and_finetune(
@@ -320,12 +375,16 @@ def _fit(
     context: SeedContext, title: str, indices: Sequence[int], task: Callable[[int], Task], fit: Fit
 ) -> Iterator[tuple[int, Fitted]]:
     """Fit the task of every index. If models train one by one, a task's rows are copied when its turn comes."""
-    alone = context.device.type == "cpu" and context.config.execution in ("auto", "sequential")
     with progress(title, len(indices)) as advance:
-        for group in [[i] for i in indices] if alone else [indices]:
+        for group in [[i] for i in indices] if trains_alone(context) else [indices]:
             for index, fitted in fit(context.net, [task(i) for i in group], execution=context.config.execution):
                 yield group[index], fitted
                 advance(1)
+
+
+def trains_alone(context: SeedContext) -> bool:
+    """Return True if models train one by one, as on a CPU."""
+    return context.device.type == "cpu" and context.config.execution in ("auto", "sequential")
 
 
 def _history(fitted: Fitted) -> dict[str, Any]:

@@ -9,55 +9,206 @@ import json
 import logging
 import math
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
+from pathlib import Path
+from typing import Any, Protocol
 
-from secateur.config import Recommend
+from torch import nn
+
+from secateur.config import Common, SearchFields
 from secateur.errors import WrongInput
 from secateur.evaluation.selection import (
     AUC,
-    BYTES,
     DROP,
     IMPORTANCE,
     LATENCY,
     NAMES,
-    OBJECTIVES,
     PREFIX,
     Assessment,
     choose,
     rank,
     select_front,
 )
-from secateur.experiments.recipe_evaluation import FIRST, SHADOWED, WHOLE, RecipeBench
-from secateur.experiments.recipe_space import CompressionRecipe, RecipeSampler, build_space
+from secateur.experiments.recipe_space import RecipeSampler, SearchedRecipe, Space
 from secateur.metrics.importance import importance
+from secateur.metrics.membership import Estimate
 from secateur.progress import progress
+from secateur.runs.artifacts import Result
+from secateur.runs.folder import Run
 from secateur.runs.rows import Row
 from secateur.seeding import derive
 
 log = logging.getLogger(__name__)
+NOTHING = Estimate(0.0, 0.0, 0.0)
+FIRST, WHOLE, SHADOWED = 0, 1, 2  # rungs: a short measurement; a whole one; the strongest attackers too
 FAILED = -1  # rung of a recipe that could not be made
+MODELS = ("train", "prune", "reshape", "weights")  # stages of models, which both halves share
+SECONDS = "computed_in"  # entry of a stage's data: the seconds that it took when it was computed
 TOLERANCE = 0.02  # loss of accuracy that a choice accepts where no limit is set
 
 
-def select_limits(config: Recommend) -> dict[str, float]:
-    """Return the limits that a choice follows; other limits are held against the recommended model alone."""
+def select_limits(config: SearchFields) -> dict[str, float]:
+    """Return the limits that a choice follows; other limits are held against the recommended recipe alone."""
     limits = {DROP: TOLERANCE} | {k: v for k, v in config.limits.by_measure().items() if k in NAMES}
-    files = {BYTES: config.max_bytes, LATENCY: config.max_latency}
-    return limits | {name: limit for name, limit in files.items() if limit is not None}
+    return limits | config.shares
+
+
+@dataclass
+class StageClock:
+    """Seconds of every stage that a run has computed, in this start or in an earlier one."""
+
+    seconds: dict[tuple[str, str], float] = field(default_factory=dict)  # by kind and key
+
+    def by_kind(self) -> dict[str, tuple[float, int]]:
+        """Return the seconds and the number of the stages of each kind."""
+        sums: dict[str, tuple[float, int]] = {}
+        for (kind, _), seconds in self.seconds.items():
+            total, number = sums.get(kind, (0.0, 0))
+            sums[kind] = (total + seconds, number + 1)
+        return sums
+
+    def mean(self, *kinds: str) -> float:
+        """Return the mean seconds of a stage of these kinds; 0 if there is none."""
+        known = [seconds for (kind, _), seconds in self.seconds.items() if kind in kinds]
+        return sum(known) / len(known) if known else 0.0
+
+
+class HalfRun(Run):
+    """View of a run for one half of the rows: rows are only collected, and stages are timed.
+
+    `half` is the key of the half that measurements depend on; empty: the data are of this half alone.
+    """
+
+    def __init__(self, run: Run, clock: StageClock, half: str = "") -> None:
+        super().__init__(run.folder)
+        self._half, self._clock = half, clock
+
+    def stages(
+        self,
+        name: str,
+        depends: Sequence[dict[str, Any]],
+        compute_many: Callable[[list[int]], Iterable[tuple[int, Result]]],
+    ) -> list[Result]:
+        """Return the results of many stages, and note the seconds that they took."""
+
+        def compute(missing: list[int]) -> Iterable[tuple[int, Result]]:
+            start = time.perf_counter()
+            for index, result in compute_many(missing):
+                yield index, replace(result, data=result.data | {SECONDS: time.perf_counter() - start})
+                start = time.perf_counter()
+
+        shared = not self._half or name in MODELS
+        keyed = list(depends) if shared else [one | {"half": self._half} for one in depends]
+        results = super().stages(name, keyed, compute)
+        for result in results:
+            if (seconds := result.data.pop(SECONDS, None)) is not None:  # equal stages are one result
+                self._clock.seconds[name, result.key] = seconds
+        return results
+
+    def add(self, rows: Iterable[Row]) -> None:
+        """Collect rows."""
+        self.rows.extend(rows)
+
+    def show(self, figures: Iterable[dict[str, Any]]) -> None:
+        """Collect figures."""
+        self.figures.extend(figures)
+
+    def flush(self) -> None:
+        """Do nothing: the run itself writes the files."""
+
+
+def describe_amount(config: SearchFields) -> str:
+    """Return the number of recipes in words."""
+    most = config.most_candidates
+    return "as many recipes as the budget allows" if most is None else f"up to {most} recipes"
+
+
+@dataclass(frozen=True, eq=False)
+class Confirmation:
+    """The recommended recipe on rows that chose nothing: its rows and measures, its run file and its model."""
+
+    rows: Sequence[Row]
+    figures: Sequence[dict[str, Any]]
+    measures: Mapping[str, Estimate]
+    verb: str  # the command that takes the run file
+    run_file: Common
+    fields: Mapping[str, Any]  # the run file's values
+    build: Callable[[], nn.Module]  # makes the model
+    target: str | None = None  # the file that the command writes
+    records: Sequence[Any] = ()  # single records, for records.csv
+    save: Callable[[Path], None] | None = None  # writes the model into a folder; None: its weights are saved
+
+
+class Bench(Protocol):
+    """The measurements of all recipes of one run, on two halves of the rows."""
+
+    @property
+    def run(self) -> Run:
+        """The run that keeps the stages."""
+        ...
+
+    @property
+    def clock(self) -> StageClock:
+        """The seconds of the stages."""
+        ...
+
+    @property
+    def rungs(self) -> Sequence[str]:
+        """The names of the rungs."""
+        ...
+
+    @property
+    def objectives(self) -> Sequence[str]:
+        """The measures to minimise."""
+        ...
+
+    @property
+    def labels(self) -> dict[str, Any]:
+        """The labels of all rows: model, data set and seed."""
+        ...
+
+    def open_space(self) -> Space:
+        """Return the recipes to search."""
+        ...
+
+    def train_originals(self) -> None:
+        """Train, before the search, what all recipes share, if that is faster."""
+        ...
+
+    def train(self, recipes: Sequence[Any], rung: int) -> None:
+        """Train the models of these recipes together, if that is faster; `assess` then finds them."""
+        ...
+
+    def assess(self, number: int, recipe: Any, rung: int) -> Assessment:
+        """Measure a recipe on the half to choose on, as far as a rung goes."""
+        ...
+
+    def confirm(self, recipe: Any) -> Confirmation:
+        """Measure a recipe on the other half, by fresh attackers and all attacks."""
+        ...
+
+    def audit_seconds(self, fresh: int, finalists: int = 1) -> float:
+        """Return about the seconds of the strongest attackers on so many recipes."""
+        ...
 
 
 @dataclass(eq=False)
 class RecipeSearch:
-    """Search in generations: short fine-tuning for all, all of it for the better half, shadow models for the front."""
+    """Search in generations: a short measurement for all, a whole one for the better half, then the front.
 
-    config: Recommend
-    bench: RecipeBench
+    The front meets the strongest attackers, for models those with shadow models.
+    """
+
+    config: SearchFields
+    bench: Bench
     settings: Mapping[str, Any]
-    recipes: list[CompressionRecipe] = field(default_factory=list)
+    spread: Callable[[Sequence[Any], int], None] | None = None  # measures recipes elsewhere first
+    recipes: list[Any] = field(default_factory=list)
     results: dict[int, Assessment] = field(default_factory=dict)
-    screened: dict[int, Assessment] = field(default_factory=dict)  # before shadow models: all under the same attacks
+    screened: dict[int, Assessment] = field(
+        default_factory=dict
+    )  # before the strongest attackers: all under the same ones
 
     def __post_init__(self) -> None:
         self.limits = select_limits(self.config)
@@ -66,9 +217,9 @@ class RecipeSearch:
         self._ended = self._read_end()
 
     def run(self) -> None:
-        """Search until the recipes, the space or the budget are used up; then attack the front with shadow models."""
-        space = build_space(self.config, tabular=len(self.bench.data.input_shape) == 1)
-        sampler = RecipeSampler(space, self.limits, self.config.seed)
+        """Search until the recipes, the space or the budget are used up; then attack the front by all means."""
+        sampler = RecipeSampler(self.bench.open_space(), self.limits, self.config.seed, self.bench.objectives)
+        self.bench.train_originals()
         with progress("recipes", self.config.most_candidates, unit="recipes") as advance:
             while (room := self._room()) and (drawn := sampler.draw(min(room, self.config.generation))):
                 self._run_generation(sampler, drawn)
@@ -86,30 +237,28 @@ class RecipeSearch:
         except (OSError, ValueError, LookupError, TypeError):
             return None
 
-    def _run_generation(self, sampler: RecipeSampler, drawn: Sequence[CompressionRecipe]) -> None:
+    def _run_generation(self, sampler: RecipeSampler, drawn: Sequence[Any]) -> None:
         """Measure a generation after a short fine-tuning, then its better half after all of it; tell the sampler."""
         numbers = list(range(len(self.recipes), len(self.recipes) + len(drawn)))
         self.recipes.extend(drawn)
-        for number in numbers:
-            self.results[number] = self._assess(number, FIRST)
+        self._assess_many(numbers, FIRST)
         better = sorted(numbers, key=lambda number: (rank(self.results[number], self.limits, self.shown), number))
-        for number in better[: math.ceil(len(numbers) / 2)]:
-            if self.results[number].rung == FIRST:
-                self.results[number] = self._assess(number, WHOLE)
+        half = better[: math.ceil(len(numbers) / 2)]
+        self._assess_many([number for number in half if self.results[number].rung == FIRST], WHOLE)
         for number in numbers:
             sampler.tell(self.recipes[number], self.results[number])
 
     def _promote(self) -> int:
-        """Attack recipes of the front with shadow models, the best first; return how many were attacked.
+        """Let the strongest attackers meet recipes of the front, the best first; return how many they met.
 
         A stronger attacker may push a recipe off the front and let another one on it, so the front is drawn anew.
         """
         most = self.config.finalists if self._ended is None else self._ended["finalists"]
         finalists = 0
-        with progress("recipes under shadow models", most, unit="recipes") as advance:
+        with progress("recipes under the strongest attackers", most, unit="recipes") as advance:
             while finalists < most:
                 whole = [item for item in self.results.values() if item.rung >= WHOLE]
-                waiting = [item for item in select_front(whole) if item.rung < SHADOWED]
+                waiting = [item for item in select_front(whole, self.bench.objectives) if item.rung < SHADOWED]
                 if not waiting or (self._ended is None and finalists and self._time_left() < 0):
                     break
                 number = choose(waiting, self.limits, self.shown).number
@@ -117,6 +266,12 @@ class RecipeSearch:
                 finalists = len(self.finalists)
                 advance(1)
         return finalists
+
+    def _assess_many(self, numbers: Sequence[int], rung: int) -> None:
+        """Measure recipes of one generation, whose models are fine-tuned together where that is faster."""
+        (self.spread or self.bench.train)([self.recipes[number] for number in numbers], rung)
+        for number in numbers:
+            self.results[number] = self._assess(number, rung)
 
     def _assess(self, number: int, rung: int) -> Assessment:
         """Measure a recipe; one that cannot be made, as its loss became NaN, ends no search."""
@@ -142,34 +297,28 @@ class RecipeSearch:
         if self.config.budget is None:
             return math.inf
         spent = time.monotonic() - self._start
-        return self.config.budget - spent - self._audit_seconds(fresh=1)
-
-    def _audit_seconds(self, fresh: int, finalists: int = 1) -> float:
-        """Return about the seconds of attacking recipes with shadow models, of which `fresh` sets must be trained."""
-        clock, shadows = self.bench.clock, self.config.shadows
-        tuning = finalists * shadows * clock.mean("prune", "reshape")
-        return 1.2 * (fresh * shadows * clock.mean("train") + tuning + 10 * finalists * clock.mean("attack"))
+        return self.config.budget - spent - self.bench.audit_seconds(fresh=1)
 
     def _finals_seconds(self) -> float:
-        """Return about the seconds of all attacks with shadow models before the last audit."""
-        return self._audit_seconds(fresh=1, finalists=self.config.finalists)
+        """Return about the seconds of all strongest attacks before the last audit."""
+        return self.bench.audit_seconds(fresh=1, finalists=self.config.finalists)
 
     @property
     def finalists(self) -> list[Assessment]:
-        """The recipes that shadow models attacked."""
+        """The recipes that met the strongest attackers."""
         return [item for item in self.results.values() if item.rung == SHADOWED]
 
     @property
     def front(self) -> list[Assessment]:
         """The finalists that no other one beats."""
-        return select_front(self.finalists)
+        return select_front(self.finalists, self.bench.objectives)
 
     @property
-    def chosen(self) -> tuple[int, CompressionRecipe]:
+    def chosen(self) -> tuple[int, Any]:
         """The recommended recipe, and its number."""
         if not self.finalists:
             reason = next((item.note for item in self.results.values() if item.note), "the space is empty")
-            raise WrongInput("pruner", f"no recipe could be made ({reason}); search others")
+            raise WrongInput("defense", f"no recipe could be made ({reason}); search others")
         number = choose(self.finalists, self.limits, self.shown).number
         return number, self.recipes[number]
 
@@ -177,29 +326,33 @@ class RecipeSearch:
         """Return the measures of every recipe, and the importance of every setting."""
         rows = []
         for number, item in self.results.items():
-            recipe = self.recipes[number]
-            labels = self._labels() | {k: v for k, v in recipe.compression.labels.items() if k != "extra"}
-            extra: dict[str, Any] = {"recipe": number, "rung": item.rung, "epochs": recipe.epochs}
-            extra |= {"learning_rate": recipe.learning_rate}
+            rows += self.measure_rows(self.recipes[number], item.measures, PREFIX, recipe=number, rung=item.rung)
             if item.rung == FAILED:
-                rows.append(Row(**labels, metric=f"{PREFIX}{AUC}", value=None, note=item.note, extra=extra))
-            for name, (value, low, high, attack) in item.measures.items():
-                under = {} if attack is None else {"under": attack}
-                row = Row(**labels, metric=PREFIX + name, value=value, low=low, high=high, extra=extra | under)
-                rows.append(replace(row, timing=name == LATENCY))
+                (row,) = self.measure_rows(self.recipes[number], {AUC: NOTHING}, PREFIX, recipe=number, rung=FAILED)
+                rows.append(replace(row, value=None, low=None, high=None, note=item.note))
         return rows + self._importance_rows()
+
+    def measure_rows(
+        self, used: SearchedRecipe, measures: Mapping[str, Estimate], prefix: str, **extra: Any
+    ) -> list[Row]:
+        """Return the measures of a recipe as rows, under names with a prefix."""
+        labels = self.bench.labels | used.labels
+        extra |= labels.pop("extra")
+        rows = []
+        for name, (value, low, high, attack) in measures.items():
+            under = {} if attack is None else {"under": attack}
+            row = Row(**labels, metric=prefix + name, value=value, low=low, high=high, extra=extra | under)
+            rows.append(replace(row, timing=name == LATENCY))
+        return rows
 
     def _importance_rows(self) -> list[Row]:
         """Return the share of each objective's variance that goes with each setting, over all recipes."""
         rows = []
-        for name in OBJECTIVES:
+        for name in self.bench.objectives:
             known = {number: item for number, item in self.screened.items() if name in item.measures}
             trials, values = [self.recipes[i].settings for i in known], [x.measures[name].value for x in known.values()]
             shares = importance(trials, values, derive(self.config.seed, "importance", name))
             for setting, share in shares.items():
                 extra = {"setting": setting, "of": name}
-                rows.append(Row(**self._labels(), metric=IMPORTANCE, **share._asdict(), extra=extra))
+                rows.append(Row(**self.bench.labels, metric=IMPORTANCE, **share._asdict(), extra=extra))
         return rows
-
-    def _labels(self) -> dict[str, Any]:
-        return {"model": self.config.model, "dataset": self.bench.data.name, "seed": self.config.seed}

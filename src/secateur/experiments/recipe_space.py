@@ -1,4 +1,4 @@
-"""The recipes that a recommendation searches: the space of a run file, and Optuna's draws from it.
+"""The recipes that a recommendation searches: the space of compressions, and Optuna's draws from any space.
 
 The sampler is seeded and is told the results of a whole generation in its order. So a search that starts again draws
 the same recipes, and the run folder answers those that are measured.
@@ -12,17 +12,49 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import product
-from typing import Any
+from typing import Any, Protocol
 
 from secateur.config import Recommend, check_together
 from secateur.errors import WrongInput, require
-from secateur.evaluation.selection import AUC, DROP, OBJECTIVES, Assessment
+from secateur.evaluation.selection import OBJECTIVES, PSNR, Assessment
 from secateur.experiments.threat_models import Compression, compress_by
 from secateur.seeding import derive, draw_seed
 
 TRIES = 20  # draws of recipes that were drawn before, until the space counts as searched
 STARTUP = 8  # recipes that are drawn at random, before results guide the draws
-WORST = {DROP: 1.0, AUC: 1.0}  # told for a measure that is missing; others are told as 1 too
+WORST = {PSNR: 60.0}  # told for a measure that is missing; others are told as 1
+
+
+class SearchedRecipe(Protocol):
+    """One way to give away less: of a model, of updates or of a federation. It is hashable."""
+
+    @property
+    def title(self) -> str:
+        """The recipe in words."""
+        ...
+
+    @property
+    def settings(self) -> dict[str, str | float]:
+        """The settings that a search varies."""
+        ...
+
+    @property
+    def labels(self) -> dict[str, Any]:
+        """The labels of its rows, among them `extra`."""
+        ...
+
+
+class Space(Protocol):
+    """The recipes of a search."""
+
+    @property
+    def sizes(self) -> dict[str, tuple[int, bool]]:
+        """The number of values of every setting, and whether they are in an order."""
+        ...
+
+    def build(self, choices: Mapping[str, int]) -> Any:
+        """Return the recipe of these positions; None if there is none."""
+        ...
 
 
 @dataclass(frozen=True)
@@ -45,6 +77,11 @@ class CompressionRecipe:
         schedule: dict[str, str | float] = {"epochs": self.epochs, "learning rate": self.learning_rate}
         return {name: labels[name] for name in ("pruner", "sparsity", "defense")} | schedule
 
+    @property
+    def labels(self) -> dict[str, Any]:
+        """The labels of its rows."""
+        return self.compression.labels | {"extra": {"epochs": self.epochs, "learning_rate": self.learning_rate}}
+
 
 @dataclass(frozen=True)
 class SearchSpace:
@@ -55,6 +92,17 @@ class SearchSpace:
     defenses: Sequence[Any]
     epochs: Sequence[int]
     learning_rates: Sequence[float]
+
+    @property
+    def sizes(self) -> dict[str, tuple[int, bool]]:
+        """The number of values of every setting, and whether they are in an order."""
+        return {
+            "pruner": (len(self.pruners), False),
+            "sparsity": (len(self.sparsities), True),
+            "defense": (len(self.defenses), False),
+            "epochs": (len(self.epochs), True),
+            "learning_rate": (len(self.learning_rates), True),
+        }
 
     def build(self, choices: Mapping[str, int]) -> CompressionRecipe | None:
         """Return the recipe of these positions; None if its defense has no fine-tuning to act on."""
@@ -92,15 +140,30 @@ def build_space(config: Recommend, tabular: bool) -> SearchSpace:
     return space
 
 
+def list_known(config: Recommend, tabular: bool) -> list[CompressionRecipe]:
+    """Return the user's recipes, which are compared with the recommended one."""
+    finetune, recipes = config.recipes(tabular)[1], []
+    for known in config.compare:
+        check_together([known.pruner], [known.defense])
+        compression = compress_by(known.pruner, known.sparsity, known.defense)
+        if compression.pruner is None:
+            raise WrongInput("compare", f"{known.pruner} {known.sparsity:g} is the original itself; remove more")
+        schedule = (known.epochs or finetune.epochs, known.learning_rate or finetune.learning_rate)
+        recipes.append(CompressionRecipe(compression, *schedule))
+    return recipes
+
+
 class RecipeSampler:
     """Optuna's multi-objective sampler over a space, with the limits as constraints."""
 
-    def __init__(self, space: SearchSpace, limits: Mapping[str, float], seed: int) -> None:
+    def __init__(
+        self, space: Space, limits: Mapping[str, float], seed: int, objectives: Sequence[str] = OBJECTIVES
+    ) -> None:
         require("optuna", "search")
         import optuna
 
         self.space, self.limits = space, limits
-        self.objectives = [*OBJECTIVES, *(name for name in limits if name not in OBJECTIVES)]
+        self.objectives = [*objectives, *(name for name in limits if name not in objectives)]
         with _quiet():
             sampler = optuna.samplers.TPESampler(
                 seed=draw_seed(derive(seed, "recipes"), 2**31),
@@ -109,13 +172,13 @@ class RecipeSampler:
                 constant_liar=True,  # the recipes of a generation are drawn before any of them is measured
             )
             self._study = optuna.create_study(directions=["minimize"] * len(self.objectives), sampler=sampler)
-        self._trials: dict[CompressionRecipe, Any] = {}
+        self._trials: dict[Any, Any] = {}
 
-    def draw(self, number: int) -> list[CompressionRecipe]:
+    def draw(self, number: int) -> list[Any]:
         """Draw so many recipes that were not drawn before; fewer if the space has no more, or none is met."""
         from optuna.trial import TrialState
 
-        recipes: list[CompressionRecipe] = []
+        recipes: list[Any] = []
         tries = 0
         with _quiet():
             while len(recipes) < number and tries < TRIES:
@@ -129,7 +192,7 @@ class RecipeSampler:
                 recipes.append(recipe)
         return recipes
 
-    def tell(self, recipe: CompressionRecipe, result: Assessment) -> None:
+    def tell(self, recipe: SearchedRecipe, result: Assessment) -> None:
         """Tell the sampler the measures of a recipe; a missing one counts as the worst."""
         trial = self._trials[recipe]
         values = {
@@ -143,13 +206,11 @@ class RecipeSampler:
 
     def _suggest(self, trial: Any) -> dict[str, int]:
         """Return the trial's position of every setting; numbers are ordered, names are not."""
-        space = self.space
         return {
-            "pruner": trial.suggest_categorical("pruner", list(range(len(space.pruners)))),
-            "sparsity": trial.suggest_int("sparsity", 0, len(space.sparsities) - 1),
-            "defense": trial.suggest_categorical("defense", list(range(len(space.defenses)))),
-            "epochs": trial.suggest_int("epochs", 0, len(space.epochs) - 1),
-            "learning_rate": trial.suggest_int("learning_rate", 0, len(space.learning_rates) - 1),
+            name: trial.suggest_int(name, 0, size - 1)
+            if ordered
+            else trial.suggest_categorical(name, list(range(size)))
+            for name, (size, ordered) in self.space.sizes.items()
         }
 
 

@@ -12,7 +12,15 @@ from torch import Tensor, nn
 from secateur.catalogue import Choice, Defense
 from secateur.config import Federate
 from secateur.data.dataset import Dataset
-from secateur.data.partition import FEMNIST_GROUPS, by_writer, dirichlet_labels, dirichlet_sizes, iid, writer_groups
+from secateur.data.partition import (
+    FEMNIST_GROUPS,
+    by_writer,
+    dirichlet_labels,
+    dirichlet_sizes,
+    draw_shared,
+    iid,
+    writer_groups,
+)
 from secateur.defenses.uploads import protection_of
 from secateur.errors import WrongInput, check_number
 from secateur.evaluation.setup import prepare
@@ -29,17 +37,22 @@ CLIENTS = 20  # the default
 def load_data(config: Federate) -> tuple[Dataset, torch.device]:
     """Return the data and the device; data without a test part gets one of a random fifth of the rows."""
     data, device = prepare(config)
+    return hold_out(data), device
+
+
+def hold_out(data: Dataset) -> Dataset:
+    """Return the data with a test part; without one it is a random fifth of the rows."""
     rows = len(data.inputs)
     if data.train_size < rows or rows < 5:
-        return data, device
+        return data
     order = torch.randperm(rows, generator=derive(0, "held out"))
     writers = None if data.writers is None else data.writers[order]
     shuffled = replace(data, inputs=data.inputs[order], labels=data.labels[order], writers=writers)
-    return replace(shuffled, train_size=rows - rows // 5), device
+    return replace(shuffled, train_size=rows - rows // 5)
 
 
 def build_spec(
-    config: Federate, data: Dataset, seed: int, base: Choice, defense: Defense, shares: list[Tensor] | None = None
+    config: Federate, data: Dataset, seed: int, base: Choice, defense: Defense, shares: Sequence[Tensor] | None = None
 ) -> FederationSpec:
     """Return the specification of one federation of a run file; `shares` defaults to those of the configuration."""
     training = ("steps", "batch_size", "learning_rate", "momentum", "weight_decay")
@@ -60,12 +73,15 @@ def build_spec(
 def build_submodel_spec(config: Federate, data: Dataset, seed: int, rule: Choice, defense: Defense) -> SubmodelSpec:
     """Return the specification of one federation over sub-models of a run file."""
     shares = shares_of(config, data, seed)
+    rates = config.client_rates or rates_of(shares, config.large_clients, config.client_widths)
+    if len(rates) != len(shares):
+        raise WrongInput("client_rates", f"has {len(rates)} numbers for {len(shares)} clients; write one for each")
     augment = crop_and_flip(data) if config.augment else None
     names = ("rounds", "averaging", "uncovered", "batchnorm", "scaler", "own_labels", "evaluate_every", "test_batch")
     return SubmodelSpec(
         shares,
         rule.make(),
-        rates_of(shares, config.large_clients, config.client_widths),
+        rates,
         **{name: getattr(config, name) for name in names},
         per_round=min(config.per_round, len(shares)) if config.clients is None else config.per_round,
         local=Adam(
@@ -105,7 +121,7 @@ def rates_of(shares: Sequence[Tensor], large: int, widths: Sequence[float] = (0.
     return [rate for _, rate in sorted(zip(order, by_rank, strict=True))]
 
 
-def shares_of(config: Federate, data: Dataset, seed: int) -> list[Tensor]:
+def shares_of(config: Federate, data: Dataset, seed: int) -> Sequence[Tensor]:
     """Return the training rows of each client."""
     labels, clients, rng = data.labels[: data.train_size], config.clients or CLIENTS, derive(seed, "partition")
     if config.partition.startswith("writer"):
@@ -115,6 +131,8 @@ def shares_of(config: Federate, data: Dataset, seed: int) -> list[Tensor]:
         return by_writer(writers) if config.partition == "writer" else writer_groups(writers, FEMNIST_GROUPS, rng)
     if config.partition == "iid":
         return iid(data.train_size, clients, rng)
+    if config.partition == "shared":
+        return draw_shared(data.train_size, clients, config.client_rows, rng)
     if config.partition == "dirichlet-labels":
         return dirichlet_labels(labels, clients, config.alpha, rng)
     if config.submodels and not config.redraw_sizes:

@@ -1,8 +1,9 @@
 """Checkpoints of a federation as a stage of a run: a killed process resumes at the last saved round, to equal rows.
 
 That is the last finished round, unless saving every round would take too long, or updates wait to be attacked together
-(`_pause`). A checkpoint holds the server's weights, mask, momentum and squares, and every sampled client's state. It
-also holds all counters, and the rows and figures so far. Random generators need no saving: they depend on the seed and
+(`_pause`). A checkpoint holds the server's weights, mask, momentum and squares, and every sampled client's state, or
+where a file beside it holds the state (state_file.py). It also holds all counters, and the rows and figures so far.
+Random generators need no saving: they depend on the seed and
 the round's number.
 
 `Resumable` is all that a checkpoint needs of a federation: its rounds and its state.
@@ -23,6 +24,7 @@ import torch
 from torch import Tensor, nn
 
 from secateur.data.dataset import Dataset, fingerprint
+from secateur.data.partition import Shares, count_rows
 from secateur.errors import WrongInput
 from secateur.federated.spec import RoundsSpec
 from secateur.federated.traffic import Round
@@ -77,6 +79,12 @@ class Resumable(ABC):
     @abstractmethod
     def load(self, tensors: Params, data: dict[str, Any]) -> None:
         """Resume from the output of `state`, in a federation of the same specification, data and seed."""
+
+    def place_states(self, path: Path) -> None:  # noqa: B027 (most have no file)
+        """Keep a file of clients' states, if there is one, at this path."""
+
+    def note_saved(self) -> None:  # noqa: B027
+        """Note that the last output of `state` was saved."""
 
 
 def check_state(same: bool) -> None:
@@ -138,8 +146,8 @@ def training_key(
         "data": data.key,
         "train_size": data.train_size,
         "net": [structure, fingerprint(*net.state_dict().values())],
-        "shares": fingerprint(*shares),
-        "sizes": [len(rows) for rows in shares],
+        "shares": fingerprint(shares.rows) if isinstance(shares, Shares) else fingerprint(*shares),
+        "sizes": count_rows(shares),
         "seed": seed,
         "device": device_key(device),
     }
@@ -158,6 +166,7 @@ def follow(
     """
     path = folder / "unfinished" / f"{STAGE}-{key[:16]}.safetensors"
     every = federation.every
+    federation.place_states(path.with_suffix(".states"))
     _resume(path, key, federation, logs)
     saved = begun = time.monotonic()
     takes, speed, earlier = 0.0, SPEED, sum(log.seconds for log in logs)
@@ -175,6 +184,8 @@ def follow(
         _share(logs, earlier + start - begun)
         data = {"federation": data, "logs": [log.to_plain() for log in logs]}
         kept = _save(path, Result(tensors, data), key, federation.number)
+        if kept:
+            federation.note_saved()
         saved = time.monotonic()
         speed = max(size, 1) / max(saved - start, 1e-9) if kept else speed
         takes = saved - start if kept else FULL

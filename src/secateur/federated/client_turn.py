@@ -12,7 +12,7 @@ import torch
 from torch import Generator, Tensor, nn, vmap
 
 from secateur import tree
-from secateur.defenses.uploads import capturable, draw_noise, makes_anew
+from secateur.defenses.uploads import capturable, draw_noise, promises_epsilon
 from secateur.defenses.withholding import Rates, divide, empty_state, mask_sent, put_back
 from secateur.federated.base_pruning import BasePruning
 from secateur.federated.client_training import (
@@ -254,7 +254,7 @@ class ClientTurn:
     def _statistics(self, trained: TrainedClient) -> Params:
         """Return BatchNorm's statistics, sent openly; none under a promised epsilon, which does not cover them."""
         upload = self.terms.upload
-        return {} if upload is not None and makes_anew(upload) else trained.buffers
+        return {} if upload is not None and promises_epsilon(upload) else trained.buffers
 
 
 def flatten_rows(rows: Rows) -> Tensor:

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterator, MutableMapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -31,6 +32,7 @@ from secateur.federated.sampling import SampledClients, sampler_of
 from secateur.federated.server import RoundSums, Server
 from secateur.federated.spec import FederationSpec
 from secateur.federated.stacked_rounds import ClientStateBank, Room, StackedRounds, room_for
+from secateur.federated.state_file import ClientStateFile
 from secateur.federated.traffic import Ledger, Round, measure_epsilon, squares_of, values_of
 from secateur.functional import join_state
 from secateur.gpu.memory import let_go, ran_out
@@ -70,14 +72,16 @@ class Federation(Resumable):
         )
         self.sampler = sampler_of(terms, seed, self.device)
         self.turns = ClientTurn(net, terms, self.server, self.train, execution)
-        self.ledger = Ledger(len(terms.shares), self.server.base.wants_squares)
+        self.ledger = Ledger(self.server.base.wants_squares)
         self.states: MutableMapping[int, Params] = {}  # by client, of those sampled so far; hidden from the server
         self.together: StackedRounds | None = None
         fresh, clients = self.turns.init(), terms.sampled_clients
         self.room: Room | None = None  # None: the clients keep their states elsewhere
         if not self.exact:
             self.room = room_for(fresh, clients, self.device)
-        if self.turns.stacks and self.room is not None:
+        if self.room is not None and self.room.on_disk:
+            self.states = ClientStateFile(fresh)
+        elif self.turns.stacks and self.room is not None:
             homes = ClientStateBank(fresh, clients, self.room.on_host)
             self.states, self.together = homes, StackedRounds(self.server, self.turns, homes, seed)
         self.waits = self.device.type != "cuda"  # True: a round may read numbers from the device
@@ -110,9 +114,23 @@ class Federation(Resumable):
     def state(self) -> tuple[Params, dict[str, Any]]:
         """Return everything that the next round depends on, for `load`: tensors, and plain values."""
         kept, observers = self.panel.state()
-        tensors = tree.nest({"server": self.server.state(), "client": tree.nest(self.states), "observer": kept})
         data = {"round": self.number, "seed": self.seed, "ledger": self.ledger.state(), "observers": observers}
-        return tensors, data
+        states: Params = {}
+        if isinstance(self.states, ClientStateFile):
+            data["slots"] = self.states.mark()
+        else:
+            states = tree.nest(self.states)
+        return tree.nest({"server": self.server.state(), "client": states, "observer": kept}), data
+
+    def place_states(self, path: Path) -> None:
+        """Keep the file of clients' states, if there is one, at this path."""
+        if isinstance(self.states, ClientStateFile):
+            self.states.place(path)
+
+    def note_saved(self) -> None:
+        """Let go of the states of earlier checkpoints."""
+        if isinstance(self.states, ClientStateFile):
+            self.states.save()
 
     def load(self, tensors: Params, data: dict[str, Any]) -> None:
         """Resume from the output of `state`, in a federation of the same specification, data and seed."""
@@ -120,7 +138,11 @@ class Federation(Resumable):
         check_state(data["seed"] == self.seed and server.keys() == self.server.state().keys())
         self.server.load(server)
         self.panel.load(tree.to(tree.part(tensors, "observer"), self.device), data["observers"])
-        self.states.clear()
+        if isinstance(self.states, ClientStateFile):
+            self.states.restore(data.get("slots", {}))
+        else:
+            check_state("slots" not in data)
+            self.states.clear()
         for client, state in tree.parts(tree.part(tensors, "client")).items():  # one at a time: all may fill a GPU
             self.states[int(client)] = tree.to(state, self._states_device)
         self.number = data["round"]
@@ -154,7 +176,9 @@ class Federation(Resumable):
         withheld = dict(zip(("withheld_of_kept", "withheld_of_all"), mean_rates, strict=False))
         judged = self.judge(self.model()) | {"density": server.density} | withheld
         last = number == terms.rounds
-        measures = self.ledger.measures(number, judged, last) + measure_epsilon(terms, self.ledger.turns, number, last)
+        measures = self.ledger.measures(number, judged, last) + measure_epsilon(
+            terms, self.ledger.turns, number, last, self.ledger.least
+        )
         return Round(number, measures)
 
     def _faults(self, number: int, drawn: SampledClients) -> dict[int, Fault]:
@@ -174,7 +198,9 @@ class Federation(Resumable):
         assert self.together is not None
         looked = bool(self.panel.select_observers(number))
         answers = [self._answers(number, client, faults) for client in drawn.clients]
+        before: Params = {}
         try:
+            before = tree.clone(self.server.squares)  # memory may run out when some of them are added
             stacked = self.together(number, drawn, answers, faults)
         except Exception as error:
             if not ran_out(error):
@@ -182,6 +208,8 @@ class Federation(Resumable):
             stacked = None
         if stacked is None:  # only here, after the error is released, are the tensors of the stack free
             self._make_room(len(drawn.clients))
+            for name, value in before.items():
+                self.server.squares[name].copy_(value)
             noted: dict[int, Fault] = {c: "dropped" for c, x in zip(drawn.clients, answers, strict=True) if not x}
             return self._run_one_by_one(number, drawn, faults | noted, sizing, evaluating)
         needed = looked or sizing or evaluating
@@ -266,7 +294,8 @@ class Federation(Resumable):
 
     @property
     def _states_device(self) -> torch.device:
-        return torch.device("cpu") if self.room is not None and self.room.on_host else self.device
+        on_cpu = self.room is not None and (self.room.on_host or self.room.on_disk)
+        return torch.device("cpu") if on_cpu else self.device
 
     def _strip_arrival(
         self, arrival: Arrived, update: ClientUpdate, looked: bool, sizing: bool, evaluating: bool

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import torch
 from torch import Generator, Tensor
 
+from secateur.data.partition import count_rows
 from secateur.errors import WrongInput, check_number
 from secateur.federated.client_training import LocalTraining
 from secateur.federated.spec import FederationSpec
@@ -51,9 +52,9 @@ class Sampler:
         fixed: bool = False,
     ) -> None:
         check_number("per_round", per_round, f"[1, {len(shares)}]")
-        self.shares, self.per_round, self.local, self.seed = list(shares), per_round, local, seed
+        self.shares, self.per_round, self.local, self.seed = shares, per_round, local, seed
         self.device, self.fixed = torch.device(device), fixed
-        rows = sum(map(len, self.shares))
+        rows = sum(count_rows(shares))
         if local.batch_size > max(rows, REPEATED):
             raise WrongInput("batch_size", f"{local.batch_size} is not allowed; all clients have {rows} rows together")
         drawn = (local.steps or 1) * local.batch_size

@@ -19,7 +19,7 @@ from secateur.defenses.dp import PrivateTurn
 from secateur.defenses.noise import GaussianNoise
 from secateur.defenses.soteria import Soteria
 from secateur.defenses.top_k import TopK
-from secateur.defenses.uploads import check_alone, inner_of, makes_anew
+from secateur.defenses.uploads import check_alone, inner_of, makes_anew, promises_epsilon
 from secateur.defenses.withholding import Withholding
 from secateur.errors import WrongInput, check_number, check_numbers, check_whole, check_wholes
 from secateur.federated.augment import CropAndFlip
@@ -116,7 +116,8 @@ class FederationSpec(RoundsSpec):
             raise WrongInput("local_steps", "must be 1 for a defense that reads the batch of its gradient")
         if private and not plain:
             raise WrongInput("momentum", "must be 0, as weight_decay, for a defense that computes its own gradient")
-        if private and (self.at_client or self.base.wants_squares):
+        promises = private or (self.upload is not None and promises_epsilon(self.upload))
+        if promises and (self.at_client or self.base.wants_squares):
             sends = "choose masks by" if self.at_client else "also send squares of"
             raise WrongInput("base_pruning", f"its clients {sends} their own gradients, which no epsilon covers")
         if self.custom_turn is not None and not (plain and self.local.steps is not None):

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import logging
 import os
+import shutil
 from collections.abc import Iterator, MutableMapping, Sequence
 from typing import NamedTuple
 
@@ -32,6 +33,8 @@ from secateur.interfaces import Params
 from secateur.seeding import derive, derive_on
 
 log = logging.getLogger(__name__)
+LIGHT = 2**20  # bytes of a state that is written faster than its client trains
+MANY = 2**26  # bytes of all states: light ones beyond this go to disk, where no checkpoint copies them
 
 
 class RoundInputs(NamedTuple):
@@ -189,15 +192,16 @@ class ClientStateBank(MutableMapping[int, Params]):
 
 
 class Room(NamedTuple):
-    """The memory that the states of all clients need, and whether the host holds them."""
+    """The memory that the states of all clients need, and whether the host or a file holds them."""
 
     clients: int
     size: int  # bytes
     device: torch.device  # of the federation
     on_host: bool
+    on_disk: bool = False
 
     def __str__(self) -> str:
-        memory = "host memory" if self.on_host else f"memory of {self.device.type}"
+        memory = "disk" if self.on_disk else "host memory" if self.on_host else f"memory of {self.device.type}"
         return f"the states of {self.clients} clients take {self.size / 1e9:.2f} GB of {memory}"
 
     def relieve(self) -> Room:
@@ -209,19 +213,22 @@ class Room(NamedTuple):
 def room_for(fresh: Params, clients: int, device: torch.device, warn: bool = True) -> Room:
     """Return where the states of all clients can be held; refuse states that fit nowhere, `warn` where they are tight.
 
-    A GPU holds them if they take at most half of its free memory, else the host does. Without the check a run would
-    fail after hours.
+    A GPU holds them if they take at most half of its free memory, else the host does. A file holds those that take more
+    than the host's memory, and many light ones. Without the check a run would fail after hours.
     """
-    size = clients * sum(value.nbytes for value in fresh.values())
+    single = sum(value.nbytes for value in fresh.values())
+    size = clients * single
     room = Room(clients, size, device, device.type == "cuda" and size > _free_bytes(device) / 2)
     if device.type == "cuda" and not room.on_host:
         return room
     memory = _host_bytes()
-    message = f"{room}; this machine has {memory / 1e9:.2f} GB"
-    if size > memory:
-        raise WrongInput("clients", f"{message}; use fewer clients, fewer rounds, a smaller model or another defense")
-    if size > memory / 2 and warn:
-        log.warning("The federation goes on, but memory is tight: %s.", message)
+    if size > memory or (size > MANY and single <= LIGHT and not room.on_host):
+        room = room._replace(on_host=False, on_disk=True)
+        if size > (free := shutil.disk_usage(".").free):
+            advice = "use fewer clients, fewer rounds, a smaller model or another defense"
+            raise WrongInput("clients", f"{room}; {free / 1e9:.2f} GB are free; {advice}")
+    elif size > memory / 2 and warn:
+        log.warning("The federation goes on, but memory is tight: %s; this machine has %.2f GB.", room, memory / 1e9)
     return room
 
 

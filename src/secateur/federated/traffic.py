@@ -12,11 +12,12 @@ The privacy budget of a client under local differential privacy is the epsilon o
 It is for adding or removing one of the client's examples, against a server that sees every update.
 Every update counts in full: a client takes its rows in passes, or the same rows again, so there is no amplification by
 sampling. If a client has fewer rows than a batch, an example can be in a batch several times. It counts that many times
-in the sum.
+in the sum. Under distributed-dp it is for adding or removing one client, against a server that sees sums (`view`).
 """
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
@@ -26,6 +27,8 @@ import torch
 from torch import Tensor
 
 from secateur import tree
+from secateur.data.partition import count_rows
+from secateur.defenses.distributed_dp import DistributedPrivacy
 from secateur.defenses.dp import LOOKS, DifferentialPrivacy, PrivateTurn
 from secateur.defenses.dp_common import Guarantee
 from secateur.defenses.uploads import inner_of
@@ -61,11 +64,12 @@ class Round:
 
 
 class Ledger:
-    """Lost clients since the last evaluation, and all bytes."""
+    """Lost clients since the last evaluation, and all bytes; only clients that were sampled take memory."""
 
-    def __init__(self, clients: int, squares: bool) -> None:
-        self.traffic = Traffic(clients, squares)
-        self.turns = [0] * clients  # by client: updates that it may have sent
+    def __init__(self, squares: bool) -> None:
+        self.traffic = Traffic(squares)
+        self.turns: Counter[int] = Counter()  # by client: updates that it may have sent
+        self.least: int | None = None  # updates in the smallest sum so far
         self._lost: dict[int, dict[int, Fault]] = {}  # by round
         self._unread: list[tuple[int, int, Tensor]] = []  # round, client, and () True if its update was finite
 
@@ -75,12 +79,13 @@ class Ledger:
 
     def record_trained(self, clients: Iterable[int]) -> None:
         """Note that these clients made an update in a round, arrived or not."""
-        for client in clients:
-            self.turns[client] += 1
+        self.turns.update(clients)
 
     def arrive(self, number: int, arrived: Sequence[Arrived], own_masks: bool) -> None:
         """Note a round's updates."""
         clients = [one.client for one in arrived]
+        if clients:
+            self.least = min(len(clients), self.least or len(clients))
         sizes = [one.size for one in arrived if one.size is not None]
         self.traffic.upload(clients, sizes or None, own_masks)
         self._unread += [(number, one.client, one.alive) for one in arrived if one.alive is not None]
@@ -102,30 +107,32 @@ class Ledger:
             lost = "; ".join(f"client {client} {WORDS[fault]}" for client, fault in clients.items())
             reported.append(Measure("lost_clients", len(clients), at, note=f"the round went on without them: {lost}"))
         self._lost.clear()
+        sampled = sorted(self.traffic.down) if last else []
         for name, by_client in (("bytes_up", self.traffic.up), ("bytes_down", self.traffic.down)):
-            reported.append(Measure(name, sum(by_client), number, note="of all clients since the first round"))
-            reported += [Measure(name, value, number, client) for client, value in enumerate(by_client)] if last else []
+            reported.append(Measure(name, by_client.total(), number, note="of all clients since the first round"))
+            reported += [Measure(name, by_client[client], number, client) for client in sampled]
         return reported
 
     def state(self) -> dict[str, Any]:
         """Return plain values, for a checkpoint."""
         self.read()
         lost = {str(number): {str(c): fault for c, fault in clients.items()} for number, clients in self._lost.items()}
-        return {"lost": lost, "traffic": self.traffic.state(), "turns": self.turns}
+        return {"lost": lost, "traffic": self.traffic.state(), "turns": list(self.turns.items()), "least": self.least}
 
     def load(self, state: dict[str, Any]) -> None:
         """Resume from the output of `state`."""
         self._lost = {int(n): {int(c): fault for c, fault in clients.items()} for n, clients in state["lost"].items()}
         self.traffic.load(state["traffic"])
-        self.turns = list(state["turns"])
+        self.turns, self.least = Counter(dict(state["turns"])), state["least"]
 
 
 class Traffic:
     """Counts of the bytes on the wire."""
 
-    def __init__(self, clients: int, squares: bool) -> None:
-        self.up, self.down = [0] * clients, [0] * clients  # bytes since the first round
-        self.known = [-1] * clients  # by client: the version of its mask
+    def __init__(self, squares: bool) -> None:
+        self.up: Counter[int] = Counter()  # by client: bytes since the first round
+        self.down: Counter[int] = Counter()
+        self.known: dict[int, int] = {}  # by client: the version of its mask
         self.version = 0  # of the mask
         self.squares = squares  # True: squared gradients go up too
         self.model_bytes = self.mask_bytes = 0
@@ -149,7 +156,7 @@ class Traffic:
     def broadcast(self, clients: Sequence[int]) -> None:
         """Count the model sent to these clients, with the mask where theirs is outdated."""
         for client in clients:
-            outdated = self.known[client] != self.version
+            outdated = self.known.get(client) != self.version
             self.down[client] += self.model_bytes + (self.mask_bytes if outdated else 0)
             self.known[client] = self.version
 
@@ -189,11 +196,13 @@ class Traffic:
     def state(self) -> dict[str, Any]:
         """Return all numbers, for a checkpoint."""
         self.read()
-        return {name: value for name, value in vars(self).items() if not name.startswith("_")}
+        numbers = {name: value for name, value in vars(self).items() if not name.startswith("_")}
+        return numbers | {name: list(numbers[name].items()) for name in ("up", "down", "known")}  # JSON has no int keys
 
     def load(self, state: dict[str, Any]) -> None:
         """Resume from the output of `state`."""
-        vars(self).update(state)
+        counts = {name: Counter(dict(state[name])) for name in ("up", "down")}
+        vars(self).update(state | counts | {"known": dict(state["known"])})
 
 
 def _kind(own_masks: bool) -> str:
@@ -250,20 +259,29 @@ def _nonzero_bytes(tensors: Iterable[Tensor]) -> Tensor:
     return torch.stack([torch.count_nonzero(value) * value.element_size() for value in tensors]).sum()
 
 
-def measure_epsilon(terms: FederationSpec, turns: Sequence[int], number: int, last: bool) -> list[Measure]:
-    """Return the epsilon of the worst client so far, and in the last round of every client; empty without dp."""
+def measure_epsilon(
+    terms: FederationSpec, turns: Mapping[int, int], number: int, last: bool, least: int | None = None
+) -> list[Measure]:
+    """Return the epsilon of the worst client so far, and in the last round of every client; empty without dp.
+
+    `least` is the number of updates in the smallest sum; None: all clients of a round answer.
+    """
     private, looks = _promise(terms)
-    if private is None:
+    if private is None or not turns:
         return []
-    guarantees = {
-        client: _guarantee(private, looks * updates, -(-terms.local.batch_size // len(rows)))
-        for client, (updates, rows) in enumerate(zip(turns, terms.shares, strict=True))
-        if updates
-    }
-    if not guarantees:
-        return []
+    sizes = count_rows(terms.shares)
+    if isinstance(private, DistributedPrivacy):
+        answered = (least or terms.per_round) if terms.view == "sum" else 1
+        weights = 1.0 if terms.averaging == "uniform" or terms.view != "sum" else min(sizes) / max(sizes)
+        guarantees = {client: _sum_guarantee(private, turns[client], answered, weights) for client in sorted(turns)}
+    else:
+        guarantees = {
+            client: _guarantee(private, looks * turns[client], -(-terms.local.batch_size // sizes[client]))
+            for client in sorted(turns)
+        }
     worst = max(guarantees.values())
-    note = f"of the client that spent most: {worst}, the noise its own (local)"
+    note = f"of the client that spent most: {worst}"
+    note += "" if isinstance(private, DistributedPrivacy) else ", the noise its own (local)"
     note += f"; {looks} looks a turn: which weights are withheld is covered" if looks > 1 else ""
     note += "; a mask that was made of a client's examples (snip, grasp) is not covered" if terms.base.rate else ""
     worst_measure = [Measure("epsilon", worst.epsilon, number, note=note)]
@@ -274,17 +292,23 @@ def measure_epsilon(terms: FederationSpec, turns: Sequence[int], number: int, la
     return worst_measure + (client_measures if last else [])
 
 
-def _promise(terms: FederationSpec) -> tuple[DifferentialPrivacy | None, int]:
+def _promise(terms: FederationSpec) -> tuple[DifferentialPrivacy | DistributedPrivacy | None, int]:
     """Return the differential privacy of a client, if any, and its number of looks at a batch per turn."""
     if isinstance(terms.custom_turn, PrivateTurn):
         return terms.custom_turn.private, LOOKS
     private = None if terms.upload is None else inner_of(terms.upload)
-    return (private, 1) if isinstance(private, DifferentialPrivacy) else (None, 0)
+    return (private, 1) if isinstance(private, DifferentialPrivacy | DistributedPrivacy) else (None, 0)
 
 
 def check_spending(terms: FederationSpec) -> None:
     """Raise WrongInput, before any work, for a budget that the accountant cannot compute."""
-    measure_epsilon(terms, [terms.rounds] * len(terms.shares), terms.rounds, False)
+    sizes = count_rows(terms.shares)
+    measure_epsilon(terms, {sizes.index(min(sizes)): terms.rounds}, terms.rounds, False)
+
+
+@lru_cache
+def _sum_guarantee(private: DistributedPrivacy, rounds: int, answered: int, weights: float) -> Guarantee:
+    return private.guarantee(rounds, answered, weights)
 
 
 @lru_cache

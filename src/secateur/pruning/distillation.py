@@ -67,7 +67,7 @@ def divergence(wanted: Tensor, logits: Tensor, temperature: float) -> Tensor:
         0.0
     """
     inputs, target = (F.log_softmax(values / temperature, 1) for values in (logits, wanted))
-    return temperature**2 * F.kl_div(inputs, target, reduction="batchmean", log_target=True)
+    return temperature**2 * (target.exp() * (target - inputs)).sum() / len(inputs)  # vmap has no rule for kl_div
 
 
 def _classes(net: nn.Module, rows: Tensor) -> int:

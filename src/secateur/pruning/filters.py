@@ -28,6 +28,8 @@ Form = Literal["full", "conv-only"]  # of a mask
 class L1Structured:
     """Drops the filters of least L1 norm, conv by conv (L1 structured; Li et al. 2017, in samia_ppb).
 
+    Equation: `score(filter) = sum |w|; the lowest go`.
+
     On a net without convolutions the filters are the output rows of every Linear but the last. A depthwise filter goes
     with the channel that it reads.
     `groups`: "per-conv" chooses in every layer by itself, as in the paper; "coupled" chooses all channels that a
@@ -73,6 +75,8 @@ class L1Structured:
 @dataclass(frozen=True)
 class L2Structured(L1Structured):
     """Drops the filters of least L2 norm, conv by conv (L2 structured; He et al. 2018, in samia_ppb).
+
+    Equation: `score(filter) = sqrt(sum w^2); the lowest go`.
 
     The fields are those of l1-structured.
     """

@@ -39,6 +39,8 @@ class ScorePruner(ABC):
 class L1Unstructured(ScorePruner):
     """Drops the weights of least magnitude, layer by layer (L1 unstructured; Han et al. 2015, in samia_ppb).
 
+    Equation: `score(w) = |w|; the lowest go`.
+
     Every Conv and Linear weight takes part, first and last included; biases and BatchNorm are left alone.
     """
 

@@ -47,6 +47,7 @@ SETTINGS = {
     "view": "server sees",
 }
 MISHAPS = ("lost_clients", "attacked_clients")
+OBSERVED = ("local_steps", "update_change", "imitation_error")  # measures of somebody else's clients (audit-app)
 VIEWS = {"update": "every update", "sum": "only the sum"}
 Points = Mapping[int, float]
 MethodSetting = tuple[int, str]  # the position among joined methods, and the setting
@@ -156,6 +157,12 @@ def list_mishaps(rows: Iterable[Row]) -> list[str]:
         f"{'' if row.attack is None else f'{row.attack}: '}{row.note}"
         for row in noted
     ]
+
+
+def list_observed(rows: Iterable[Row]) -> list[str]:
+    """Return in words what the clients of somebody else's app do, and what they send of it; once for all defenses."""
+    noted = [row for row in rows if is_federated(row) and row.metric in OBSERVED and row.note]
+    return list(dict.fromkeys(f"{row.note}" for row in noted))
 
 
 def draw_rounds(rows: Iterable[Row]) -> list[View]:

@@ -1,6 +1,6 @@
-"""Sheet of one method, as `secateur list NAME` prints it: parameters with their meaning, threat model and cost.
+"""Sheet of one method, as `secateur list NAME` prints it: parameters with their meaning, threat model, gaps and cost.
 
-A method's own file may set `meanings`, `threat` and `cost` in its decorator; other methods have those of this module.
+A method's own file may set `meanings`, `threat`, `cost` and `gap` in its decorator; others have those of this module.
 """
 
 from __future__ import annotations
@@ -198,7 +198,40 @@ THREATS = {
     "prunefl": "sees squared gradients that all clients send, and one client's data for the first mask",
     "feddst": "sees each client's weights and the gradient of its last batch",
 }
+FINE_TUNED = "an original that is shared too, which was trained without it; updates of a client"
+SENT = "answers of the trained model, and what the server joins over many rounds"
+ATTACK_GAP = "a low score says nothing of stronger attackers: compare lira and rmia with in-out models"
+GAPS = {  # kinds, `acts_on` of defenses, and methods: what a method does not protect against, or does not show
+    "attack": ATTACK_GAP,
+    "inversion": "a bad picture says nothing of more iterations, of public pictures (ggl) or of an active server (rob)",
+    "pruner": "it protects nothing by itself: fine-tuning uses the members again, and pruned models may leak more",
+    "base-pruning": "it protects nothing by itself: kept weights and, of some, gradients are sent",
+    "submodel": "the server's own model, pictures from a client's update, and clients that train the whole model",
+    "upload": SENT,
+    "residual": f"{SENT}; it brings back what the upload held back",
+    "inputs": "the transformed picture itself, which an attack may find; answers of the trained model",
+    "model": "an attacker who leaves its layer out; answers of the trained model",
+    "client": f"{SENT}; a server that remembers which weights a client sent last",
+    "recipe": FINE_TUNED,
+    "loss": FINE_TUNED,
+    "fine-tuning": FINE_TUNED,
+    "training": "people with several examples, as epsilon counts one example; masks made from members' gradients",
+    "none": "anything",
+    "basic": "attackers with shadow models: it stops overfitting and hides nothing",
+    "dp": "people with several examples, as epsilon counts one; noise whose seed others know",
+    "dp-sgd": "the original's training, which its epsilon does not cover; people with several examples",
+    "noise": "a server that averages repeated batches; there is no epsilon",
+    "correctness": "a model that is right about everything gives it nothing to rank; others still may",
+    "yeom": f"it needs known members; {ATTACK_GAP}",
+    "r-gap": "it needs one image, an exact update and a plain chain of layers; other attacks do not",
+}
 SUBMODEL = "an honest-but-curious server sees each client's part of the model; a client, the part that it trains"
+
+
+def describe_method(row: Mapping[str, Any]) -> dict[str, Any]:
+    """Return what the sheet of a method says beside its text."""
+    facts = {"meanings": describe_meanings, "threat": describe_threat, "gap": describe_gap, "cost": describe_cost}
+    return {name: describe(row) for name, describe in facts.items()}
 
 
 def describe_meanings(row: Mapping[str, Any]) -> dict[str, str]:
@@ -236,6 +269,12 @@ def describe_cost(row: Mapping[str, Any]) -> str:
     return str(row.get("cost") or _find(COSTS, row) or _describe_common(row)) + needs
 
 
+def describe_gap(row: Mapping[str, Any]) -> str | None:
+    """Return what a method does not protect against, or what an attack does not show; None for data and models."""
+    named = row["name"] if row["kind"] in ("attack", "inversion", "defense") else row["kind"]  # pruners share names
+    return row.get("gap") or GAPS.get(named) or GAPS.get(row.get("acts_on", row["kind"]))
+
+
 def _find(texts: Mapping[str, str], row: Mapping[str, Any]) -> str | None:
     """Return the text of a method; of its kind first, as some names are of several kinds."""
     return texts.get(f"{row['kind']}.{row['name']}") or texts.get(row["name"])
@@ -268,7 +307,7 @@ def _describe_common(row: Mapping[str, Any]) -> str:
 
 
 def print_sheet(row: Mapping[str, Any]) -> None:
-    """Print one method: what it does, its parameters, its threat model and its cost."""
+    """Print one method: what it does, its parameters, its threat model, its gaps and its cost."""
     from rich.console import Console
     from rich.table import Table
 
@@ -280,12 +319,15 @@ def print_sheet(row: Mapping[str, Any]) -> None:
     for heading in ("name", "default", "meaning"):
         table.add_column(heading, no_wrap=heading == "name")
     for name, meaning in describe_meanings(row).items():
-        table.add_row(name, _write_default(row["defaults"][name]), meaning)
+        table.add_row(name, write_default(row["defaults"][name]), meaning)
     console.print(table if row["defaults"] else "Parameters: none.")
     if (threat := describe_threat(row)) is not None:
         console.print(f"Threat model: {threat}.")
+    if (gap := describe_gap(row)) is not None:
+        console.print(f"Not covered: {gap}.")
     console.print(f"Cost: {describe_cost(row)}.")
 
 
-def _write_default(value: Any) -> str:
+def write_default(value: Any) -> str:
+    """Return a default as it is written in a run file."""
     return "(required)" if value is dataclasses.MISSING else json.dumps(value, default=str)

@@ -262,6 +262,7 @@ def _build_federations(rows: Sequence[Row], figures: Sequence[Labels]) -> dict[s
         "federations_settings": federation.list_settings(rows),
         "federation_verdicts": _sort_verdicts(judge_federations(rows)),
         "mishaps": federation.list_mishaps(rows),
+        "federations_observed": federation.list_observed(rows),
         "federation_sheets": federation_plots.build_federation_sheets(figures),
         "membership": any("auc" in line.cells for line in lines),
         "tables": federation.build_tables(lines),

@@ -190,6 +190,7 @@ def print_federation(rows: Sequence[Row]) -> None:
     columns += [_brief_column(name, heading) for name, heading in FEDERATION.items() if name != "auc" or attacked]
     console = _open_console()
     console.print(to_rich(build_table("", lines, columns)))
+    _print_sentences(console, federation.list_observed(rows))
     _print_sentences(console, (verdict.text for verdict in judge_federations(rows)))
 
 

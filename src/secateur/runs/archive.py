@@ -12,6 +12,7 @@ import lzma
 import re
 import subprocess
 from collections.abc import Iterable, Mapping, Sequence
+from io import BytesIO
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -21,7 +22,9 @@ from secateur.runs.folder import DAMAGE, load_config, load_figures, load_marker,
 from secateur.runs.rows import Groups, Row, pack
 
 SUFFIX = ".jsonl.xz"
-MOST_BYTES = 2**29  # of the lines of an archive
+MOST_BYTES = 2**27  # of the lines of an archive; as rows they take up to 20 times as much memory
+FREE_BYTES = 2**23  # of the lines of any archive
+MOST_RATIO = 50  # of the lines to the file, where the lines are longer; those of studies have 10 to 15
 MOST_MEMORY = 2**27  # of the decompressor; the strongest preset needs half
 MOST_TEXT = 20_000  # characters of the provenance
 KEPT = ("histogram", "classes")  # kinds of figures
@@ -65,8 +68,11 @@ def write_archive(
     packed = pack(rows)
     kept = [{"schema": SCHEMA, "figure": dict(figure)} for figure in figures if figure["kind"] in KEPT]
     lines = [{"schema": SCHEMA, "provenance": dict(provenance)}, *packed["groups"], *kept, *packed["rows"]]
-    text = "".join(json.dumps(line, separators=(",", ":")) + "\n" for line in lines)
-    write(path, lzma.compress(text.encode(), preset=9))
+    text = "".join(json.dumps(line, separators=(",", ":")) + "\n" for line in lines).encode()
+    content = lzma.compress(text, preset=9)
+    if len(text) > _most_text(content):
+        raise _too_long(path, content)
+    write(path, content)
 
 
 def read_archive(path: Path) -> Archive:
@@ -75,18 +81,7 @@ def read_archive(path: Path) -> Archive:
         if not path.is_file():
             raise WrongInput("rows", f"{path} is no file; name an archive of rows")
         with path.open("rb") as file:
-            text = _decompress(path, file.read(MOST_BYTES))
-        first, *lines = json.loads(b"[" + b",".join(text.splitlines()) + b"]")
-        if not isinstance(first["provenance"], dict) or len(json.dumps(first["provenance"])) > MOST_TEXT:
-            raise ValueError("its provenance is no short object")
-        figures = [line["figure"] for line in lines if "figure" in line]
-        groups = Groups(line for line in lines if "schema" in line and "figure" not in line)
-        rows = [groups.expand(line) for line in lines if "schema" not in line]
-        if not all(isinstance(figure, dict) and figure["kind"] in KEPT for figure in figures):
-            raise ValueError("it holds a figure of another kind")
-        if not isinstance(first["provenance"].get("studies", []), list):
-            raise ValueError("its studies are no list")
-        return Archive(first["provenance"], rows, figures)
+            return _parse(_decompress(path, file.read(MOST_BYTES)))
     except OSError as error:
         raise WrongInput("rows", f"{path} cannot be read ({error.strerror}); name an archive of rows") from error
     except (lzma.LZMAError, EOFError, *DAMAGE) as error:
@@ -94,15 +89,47 @@ def read_archive(path: Path) -> Archive:
         raise WrongInput("rows", f"{problem}; write it by secateur report RUN --rows FILE{SUFFIX}") from error
 
 
+def _parse(text: bytes) -> Archive:
+    """Return the content of an archive's lines; a line that nobody writes ends it before the next takes memory."""
+    lines = map(json.loads, BytesIO(text))
+    provenance = next(lines, {"provenance": None})["provenance"]
+    if not isinstance(provenance, dict) or len(json.dumps(provenance)) > MOST_TEXT:
+        raise ValueError("its provenance is no short object")
+    if not isinstance(provenance.get("studies", []), list):
+        raise ValueError("its studies are no list")
+    texts = {printable(name): printable(x) if isinstance(x, str) else x for name, x in provenance.items()}
+    archive, groups = Archive(texts, [], []), Groups()
+    for line in lines:
+        if "figure" in line:
+            if line["figure"]["kind"] not in KEPT:
+                raise ValueError("it holds a figure of another kind")
+            archive.figures.append(dict(line["figure"]))
+        elif "schema" in line:
+            groups.add(line)
+        else:
+            archive.rows.append(groups.expand(line))
+    return archive
+
+
 def _decompress(path: Path, content: bytes) -> bytes:
     """Return the decompressed bytes; refuse more than the bound before they are in memory."""
     decompressor = lzma.LZMADecompressor(lzma.FORMAT_XZ, memlimit=MOST_MEMORY)
-    text = decompressor.decompress(content, MOST_BYTES + 1)
-    if len(text) > MOST_BYTES:
-        raise WrongInput("rows", f"{path} decompresses to more than {MOST_BYTES >> 20} MiB; archive fewer runs at once")
+    text = decompressor.decompress(content, _most_text(content) + 1)
+    if len(text) > _most_text(content):
+        raise _too_long(path, content)
     if not decompressor.eof or decompressor.unused_data:
         raise ValueError("its end is missing, or something follows it")
     return text
+
+
+def _most_text(content: bytes) -> int:
+    """Return the most bytes of lines that a compressed file may hold."""
+    return min(MOST_BYTES, max(FREE_BYTES, MOST_RATIO * len(content)))
+
+
+def _too_long(path: Path, content: bytes) -> WrongInput:
+    most = f"{_most_text(content) >> 20} MiB, the most of a file of {len(content):,} bytes"
+    return WrongInput("rows", f"{path} decompresses to more than {most}; archive fewer runs at once")
 
 
 def gather_runs(paths: Sequence[Path], studies: Sequence[str] = (), commit: str | None = None) -> Archive:

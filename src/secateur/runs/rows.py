@@ -95,10 +95,14 @@ class Groups:
         self._numbers: dict[str, int] = {}
         self._split: dict[int, tuple[dict[str, Any], dict[str, Any]]] = {}
         for line in lines:
-            if "group" in line:
-                self._number_group({name: value for name, value in line.items() if name not in ("schema", "group")})
-            else:
-                self._number_note(line["text"])
+            self.add(line)
+
+    def add(self, line: Mapping[str, Any]) -> None:
+        """Add the group or the note of a line of groups.jsonl."""
+        if "group" in line:
+            self._number_group({name: value for name, value in line.items() if name not in ("schema", "group")})
+        else:
+            self._number_note(line["text"])
 
     def shorten(self, row: Row) -> dict[str, Any]:
         """Return the short line of a row; add its group and its note if they are new."""

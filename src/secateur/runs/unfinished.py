@@ -86,7 +86,7 @@ class StageWatcher:
 
 def forget(folder: Path, name: str, key: str) -> None:
     """Delete the files of a finished stage."""
-    for suffix in (".safetensors", ".jsonl"):
+    for suffix in (".safetensors", ".jsonl", ".states"):
         _state_file(folder, name, key).with_suffix(suffix).unlink(missing_ok=True)
 
 

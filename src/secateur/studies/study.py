@@ -173,7 +173,7 @@ def tabulate_archive(archive: Archive) -> list[StudyTable]:
                 {"of": title} if title else {}
             )
             facts |= {key: archive.provenance.get(key, "not stated") for key in ("commit", "machine")}
-            facts |= {"seeds": sorted({row.seed for row in archive.rows})}
+            facts |= {"seeds": sorted({int(row.seed) for row in archive.rows})}
             tables.append(StudyTable(entry.summary, facts, lines, findings, study.intervals, study.caution))
     return tables
 

@@ -7,6 +7,8 @@ different aids step together, stacked or captured in one graph.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -90,3 +92,42 @@ def train_aided(
         some = [tasks[i] for i in group]
         for index, fitted in train_many(make([task.state for task in some]), some, execution, progress):
             yield group[index], fitted
+
+
+def fit_by_losses(
+    net: nn.Module,
+    tasks: Sequence[Task],
+    recipe: Recipe,
+    *,
+    losses: Sequence[Loss],  # one a task
+    execution: str = "auto",
+    progress: Progress | None = None,
+) -> Iterator[tuple[int, Fitted]]:
+    """Train like `trainer.fit_many`, every model by a loss of its own: models of several losses step together.
+
+    A run's aid is a row of zeros with a one at its loss. All losses of the logits are computed, which costs little.
+    """
+    distinct = [loss for i, loss in enumerate(losses) if loss not in losses[:i]]
+    chosen = torch.tensor([distinct.index(loss) for loss in losses])
+
+    def select(trainer: Trainer, start: Params, run: TaskTraining, inputs: Tensor) -> Tensor:
+        return rows[run.index].to(inputs)
+
+    def weigh(logits: Tensor, labels: Tensor, weights: Tensor) -> Tensor:
+        return sum((weights[i] * loss(logits, labels) for i, loss in enumerate(distinct)), logits.new_zeros(()))
+
+    rows = torch.nn.functional.one_hot(chosen, len(distinct))
+    make = partial(LossesTrainer, losses, select, weigh, [task.state for task in tasks], net, recipe, losses[0], None)
+    return train_many(make, tasks, execution, progress)
+
+
+class LossesTrainer(AidedTrainer):
+    """Trainer of runs that have a loss each, which decides when to stop too."""
+
+    def __init__(self, losses: Sequence[Loss], *arguments: Any) -> None:
+        super().__init__(*arguments)
+        self.losses = losses
+
+    def measure_validation(self, run: TaskTraining, logits: Tensor) -> Tensor:
+        """Return the loss of a run's validation rows, by its own loss."""
+        return self.losses[run.index](logits, run.validation.labels)

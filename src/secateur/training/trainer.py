@@ -170,6 +170,10 @@ class Trainer:
         """Return an epoch's batches of one run."""
         return run.order()
 
+    def measure_validation(self, run: TaskTraining, logits: Tensor) -> Tensor:
+        """Return the loss of a run's validation rows, which decides when it stops."""
+        return self.loss(logits, run.validation.labels)
+
     def choose_execution(self, execution: str, tasks: Sequence[Task]) -> str:
         """Return the execution of tasks of one shape: sequential, stacked or eager; "auto" times copies."""
         if execution != "auto":
@@ -278,7 +282,7 @@ class TaskTraining:
         row: Row = {"epoch": epoch, "train_loss": train_loss}
         if self.validation.size:
             logits = outputs(self.trainer.judge, state, self.validation.inputs)
-            row["validation_loss"] = float(self.trainer.loss(logits, self.validation.labels))
+            row["validation_loss"] = float(self.trainer.measure_validation(self, logits))
             row["validation_accuracy"] = float((logits.argmax(1) == self.validation.labels).double().mean())
         if not all(math.isfinite(value) for value in row.values()):
             raise WrongInput("model", f"the loss became NaN in epoch {epoch}; lower the learning rate, check the data")

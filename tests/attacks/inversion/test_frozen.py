@@ -17,6 +17,7 @@ from secateur.attacks.inversion.updates import gradient_update, read_gradient, w
 from secateur.errors import WrongInput
 from secateur.evaluation.update_files import read_update
 from secateur.interfaces import Batch, Gradient, Knowledge, ServerView, Weights
+from secateur.training.optimisers import LocalSteps
 
 FROZEN = ("0.weight", "0.bias")
 
@@ -71,7 +72,7 @@ def test_the_engines_leave_them_out(net, batch, steps):
         update = weights_update(net, state, batch, steps=2, learning_rate=0.5)
         observed = read_gradient(ServerView(state, update), knowledge)
     every = {name: value[None] for name, value in observed.items()}
-    problem = Problem(structure(net, "eval"), state, every, steps=steps, learning_rate=0.5)
+    problem = Problem(structure(net, "eval"), state, every, turn=LocalSteps(((),) * steps, (0.5,) * steps))
     objective = Matching(distance="euclidean")
     for engine in (evaluate_singly, evaluate_stacked, *([layerwise] if steps == 1 else [])):
         at_truth = engine(problem, objective)({"inputs": batch.inputs[None]}, batch.labels[None], {})

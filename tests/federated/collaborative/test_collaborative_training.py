@@ -295,7 +295,7 @@ def test_the_same_seed_gives_the_same_rows_and_nothing_given_changes(text):
 def test_every_user_goes_through_its_own_rows_once_an_epoch(rows, sizes):
     """A last batch may be short; a single example joins the batch before it, as BatchNorm needs two."""
     feed = training_of(plan_of(SendAll()), data=pictures(rows)).feed
-    assert sorted(torch.cat(feed.shares).tolist()) == list(range(rows))
+    assert sorted(torch.cat(list(feed.shares)).tolist()) == list(range(rows))
     for user, share in enumerate(feed.shares):
         for epoch in (1, 2):
             steps = [batches[user] for batches in feed.batches(epoch)]

@@ -282,7 +282,7 @@ def test_a_client_neither_ends_nor_poisons_a_round(harm):
 )
 def test_an_auditor_leaves_out_what_is_no_update(arrays):
     given, attacked = big(), []
-    strategy = AuditedStrategy(FedAvg(), lambda *turn: attacked.append(turn[1]), updates=2)
+    strategy = AuditedStrategy(FedAvg(), lambda *turn, stated: attacked.append(turn[1]), updates=2)
     list(strategy.configure_train(1, arrays_of(given), ConfigRecord(), NoGrid()))
     good = turned(upload_mod(TopK()), given, context(), step=given)
     bad = turned(upload_mod(TopK()), given, context(1, 8), step=given)

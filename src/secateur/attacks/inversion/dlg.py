@@ -46,6 +46,9 @@ class DLG(GradientMatching):
 )
 @dataclass(frozen=True)
 class IDLG(DLG):
-    """iDLG (Zhao et al. 2020; in PriPrune, 2024): DLG with the label read from the last layer's gradient first."""
+    """iDLG (Zhao et al. 2020; in PriPrune, 2024): DLG with the label read from the last layer's gradient first.
+
+    Equation: `label = argmin over c of the sum over j of dL/dW[c, j], W of the last layer`.
+    """
 
     labels: Rule = "idlg"

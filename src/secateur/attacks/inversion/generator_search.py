@@ -22,7 +22,15 @@ from secateur import tree
 from secateur.attacks.inversion.engines.autograd import client_gradient
 from secateur.attacks.inversion.generator import LATENT
 from secateur.attacks.inversion.optimisation import SAVE_SECONDS, Trials
-from secateur.attacks.inversion.problem import Evaluate, Evaluated, Matching, Problem, Variables, compare, expand_as
+from secateur.attacks.inversion.problem import (
+    Evaluate,
+    Evaluated,
+    Matching,
+    Problem,
+    Variables,
+    compare,
+    expand_as,
+)
 from secateur.errors import WrongInput
 from secateur.gpu.memory import ran_out
 from secateur.interfaces import Mask, Params
@@ -258,22 +266,33 @@ def _name_tensors(state: SearchState) -> Params:
 def candidate_losses(problem: Problem, objective: Matching, labels: Tensor, fixed: Params) -> Losses:
     """Return the objective of many candidates a trial, without its gradient: pictures (N, P, B, ...) -> (N, P)."""
 
-    def one(inputs: Tensor, label: Tensor, fixed: Params, sent: Params, observed: Params, mask: Mask | None) -> Tensor:
+    def one(
+        inputs: Tensor,
+        label: Tensor,
+        fixed: Params,
+        sent: Params,
+        observed: Params,
+        mask: Mask | None,
+        low: Params | None,
+        high: Params | None,
+    ) -> Tensor:
         gradient, statistics = client_gradient(problem, sent, inputs, label, objective.needs_statistics)
-        result = compare(problem, gradient, observed, mask, objective.needs_gap)._replace(statistics=statistics)
-        return objective(result, {"inputs": inputs}, fixed)[0]
+        result = compare(problem, gradient, observed, mask, objective.needs_gap, None, low, high)
+        return objective(result._replace(statistics=statistics), {"inputs": inputs}, fixed)[0]
 
     sent = {name: value.detach() for name, value in problem.sent.items()}
-    sent_axis, masked = 0 if problem.own_weights else None, None if problem.mask is None else 0
+    sent_axis = 0 if problem.own_weights else None
+    bounds = problem.bounds or (None, None)
+    parts = [None if part is None else 0 for part in (problem.mask, *bounds)]
     device = next(iter(problem.observed.values())).device.type
     parameters = sum(value.numel() for value in problem.net.parameters())
     room = max(1, min(MOST, ENTRIES.get(device, ENTRIES["cpu"]) // parameters))
 
     def at_once(room: int, pictures: Tensor) -> Tensor:
         population = pictures.shape[1]
-        candidates = vmap(one, (0, *[None] * 5), chunk_size=min(population, room))
-        trials = vmap(candidates, (0, 0, 0, sent_axis, 0, masked), chunk_size=max(1, room // population))
-        values: Tensor = trials(pictures, labels, fixed, sent, problem.observed, problem.mask)
+        candidates = vmap(one, (0, *[None] * 7), chunk_size=min(population, room))
+        trials = vmap(candidates, (0, 0, 0, sent_axis, 0, *parts), chunk_size=max(1, room // population))
+        values: Tensor = trials(pictures, labels, fixed, sent, problem.observed, problem.mask, *bounds)
         return values
 
     @torch.no_grad()

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 import torch
@@ -20,11 +20,12 @@ from secateur.attacks.inversion.adaptive import Adaptive
 from secateur.attacks.inversion.engines import choose, engine_for
 from secateur.attacks.inversion.label_inference import Rule, infer
 from secateur.attacks.inversion.optimisation import LBFGS, AdamRule, Schedule, StepRule, Trials, learning_rates
-from secateur.attacks.inversion.problem import Distance, Matching, Problem, structure
-from secateur.attacks.inversion.updates import batchnorm_order, read_gradient
+from secateur.attacks.inversion.problem import Bounds, Distance, Matching, Problem, structure
+from secateur.attacks.inversion.updates import ObservedChange, batchnorm_order, read_change
 from secateur.errors import WrongInput, check_number, check_numbers, check_whole, check_wholes
 from secateur.gpu.memory import halve_on_shortage
 from secateur.interfaces import (
+    PLAIN_SGD,
     Batch,
     InversionAttack,
     Knowledge,
@@ -36,6 +37,7 @@ from secateur.interfaces import (
     Weights,
 )
 from secateur.seeding import draw_seed
+from secateur.training.optimisers import LocalSteps
 
 
 @dataclass(frozen=True, eq=False)
@@ -49,7 +51,8 @@ class MatchingTarget:
     unsigned: Sequence[Mask] | None
     compression: adaptive.Compression | None
     labels: Tensor | None  # (B,); None: optimised
-    steps: int  # unrolled local steps
+    turn: LocalSteps  # unrolled
+    bounds: Sequence[Bounds] | None  # of the gradient of each round, if the updates show no more
     note: str
 
 
@@ -79,6 +82,8 @@ class GradientMatching(InversionAttack):
     adaptive: Adaptive = "none"
     layer: str | None = None  # left out by adaptive=layer; None: the layer with the most zeros
     follows: bool = False  # True: entries that the client did not send the last time are left out
+    unrolls: bool = True  # False: weights are taken as one step of plain gradient descent on all examples
+    softness: float = 0.03  # of steps of Adam, as a share of the mean |g|: Adam's own eps leaves a search no slope
     rounds: int = 1  # of the client that are joined, as if all were of the same examples
     retries: int = 3  # new starts of a trial that diverged
     engine: str = "auto"
@@ -96,7 +101,9 @@ class GradientMatching(InversionAttack):
         check_wholes(self, "iterations", "restarts", "rounds")
         check_whole("retries", self.retries, 0)
         check_number("learning_rate", self.learning_rate, "(0, inf)")
-        check_numbers(self, "[0, inf)", "scale", "tv", "l2", "batchnorm", "first_batchnorm", "group", "noise")
+        check_numbers(
+            self, "[0, inf)", "scale", "tv", "l2", "batchnorm", "first_batchnorm", "group", "noise", "softness"
+        )
 
     def reconstruct(
         self, targets: Sequence[Sequence[ServerView]], knowledge: Knowledge, chance: Sequence[Generator], watch: Watch
@@ -201,9 +208,12 @@ def aim_at(attack: GradientMatching, views: Sequence[ServerView], knowledge: Kno
     """Read a target's updates as the attack does."""
     if not views:
         raise WrongInput("target", "has no update; use at least one round")
-    observed = [read_gradient(view, knowledge) for view in views]
+    changes = read_rounds(attack, views, knowledge)
+    observed, turn = [change.values for change in changes], changes[0].turn
     unsigned: Sequence[Mask] | None = None
     if getattr(attack, adaptive.MAGNITUDES, False):
+        if not turn.optimiser.is_plain:
+            raise WrongInput("attack", "magnitudes=true needs clients of plain gradient descent; leave it out")
         pairs = [adaptive.read_magnitudes(view, one, knowledge) for view, one in zip(views, observed, strict=True)]
         observed, unsigned = [one for one, _ in pairs], [mask for _, mask in pairs]
     if attack.distance == "cosine":  # it compares directions
@@ -237,8 +247,26 @@ def aim_at(attack: GradientMatching, views: Sequence[ServerView], knowledge: Kno
     if attack.batchnorm and knowledge.statistics is None and _list_initial(views[0].sent):
         notes.append("BatchNorms that have seen no batch are left out of the prior")
     sent = [_tensors(view.sent, knowledge) for view in views]
-    steps = knowledge.local_steps if isinstance(views[0].update, Weights) else 1
-    return MatchingTarget(index, sent, observed, masks, unsigned, compression, labels, steps, "; ".join(notes))
+    pairs = zip(changes, observed, strict=True)
+    bounds = [_mask_bounds(change.bounds, one) for change, one in pairs if change.bounds is not None]
+    return MatchingTarget(
+        index, sent, observed, masks, unsigned, compression, labels, turn, bounds or None, "; ".join(notes)
+    )
+
+
+def read_rounds(attack: GradientMatching, views: Sequence[ServerView], knowledge: Knowledge) -> list[ObservedChange]:
+    """Return the changes to match of a target's rounds."""
+    if not attack.unrolls and isinstance(views[0].update, Weights):
+        knowledge = replace(knowledge, local_steps=1, local_batch=None, local_epochs=None, optimiser=PLAIN_SGD)
+    changes = [read_change(view, knowledge, bounded=attack.adaptive != "reapply") for view in views]
+    softness = attack.softness if knowledge.optimiser.is_adaptive else 0.0
+    return [change._replace(turn=replace(change.turn, softness=softness)) for change in changes]
+
+
+def _mask_bounds(bounds: Bounds, observed: Params) -> Bounds:
+    """Return the bounds of the entries to match; an entry that was set to 0 is matched as 0."""
+    low, high = ({name: torch.where(value == 0, 0, part[name]) for name, value in observed.items()} for part in bounds)
+    return low, high
 
 
 def rescale(gradient: Params) -> Params:
@@ -272,7 +300,7 @@ def group_targets(aims: Sequence[MatchingTarget]) -> list[list[int]]:
     """Return groups of targets that can be stacked: equal rounds, matched names, compression and local steps."""
     groups: dict[tuple[object, ...], list[int]] = {}
     for i, aim in enumerate(aims):
-        key = (len(aim.observed), tuple(aim.observed[0]), aim.compression, aim.steps)
+        key = (len(aim.observed), tuple(aim.observed[0]), aim.compression, aim.turn)
         groups.setdefault(key, []).append(i)
     return list(groups.values())
 
@@ -287,6 +315,12 @@ def problems(aims: Sequence[MatchingTarget], knowledge: Knowledge, restarts: int
     def stack_masks(masks: Sequence[Sequence[Mask] | None], i: int) -> Mask | None:
         return None if masks[0] is None else stack_trees([mask[i] for mask in masks if mask])
 
+    def stack_bounds(bounds: Sequence[Sequence[Bounds] | None], i: int) -> Bounds | None:
+        if bounds[0] is None:
+            return None
+        low, high = (stack_trees([pairs[i][side] for pairs in bounds if pairs]) for side in (0, 1))
+        return low, high
+
     rounds = []
     for i in range(len(aims[0].observed)):
         sent = [aim.sent[i] for aim in aims]
@@ -299,9 +333,8 @@ def problems(aims: Sequence[MatchingTarget], knowledge: Knowledge, restarts: int
             unsigned=stack_masks([aim.unsigned for aim in aims], i),
             own_weights=own_weights,
             loss=knowledge.loss,
-            steps=aims[0].steps,
-            learning_rate=knowledge.learning_rate or 0.0,
-            step_batch=knowledge.local_batch,
+            turn=aims[0].turn,
+            bounds=stack_bounds([aim.bounds for aim in aims], i),
             compression=aims[0].compression,
         )
         rounds.append((problem, stack_trees([_statistics(aim, i, knowledge) for aim in aims])))

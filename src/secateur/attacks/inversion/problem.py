@@ -21,12 +21,14 @@ from secateur.attacks.inversion.registration import register
 from secateur.functional import make_static
 from secateur.gpu.gradient_products import products
 from secateur.interfaces import Loss, Mask, Params
+from secateur.training.optimisers import ONE_GRADIENT, LocalSteps
 
 Distance = Literal["cosine", "euclidean"]
 
 PICTURE = (-4, -3, -2, -1)
 # The optimised tensors, N first: "inputs" (N, B, C, H, W) and, if labels are optimised too, "labels" (N, B, K).
 Variables = Params
+Bounds = tuple[Params, Params]  # the lowest and the highest values
 
 
 class Compared(NamedTuple):
@@ -69,11 +71,10 @@ class Problem:
     observed: Params  # (N, ...) by parameter name; a name that is absent is not matched
     mask: Mask | None = None  # (N, ...): the entries of a trial's gradient that are compared; None: all
     unsigned: Mask | None = None  # (N, ...): the observed entries whose size alone is known; None: none
+    bounds: Bounds | None = None  # (N, ...): the lowest and the highest gradient that the update allows
     own_weights: bool = False  # every trial has its own `sent`
     loss: Loss = nn.functional.cross_entropy
-    steps: int = 1  # unrolled local steps; observed is then (sent - received) / learning_rate
-    learning_rate: float = 0.0
-    step_batch: int | None = None
+    turn: LocalSteps = ONE_GRADIENT  # unrolled local steps; observed is then (sent - received) / the first rate
     compression: Callable[[Params], Params] | None = None  # applied to the trial's gradient before the comparison
 
     @property
@@ -87,7 +88,11 @@ class Problem:
         mask = None if self.mask is None else {name: value[rows] for name, value in self.mask.items()}
         unsigned = None if self.unsigned is None else {name: value[rows] for name, value in self.unsigned.items()}
         observed = {name: value[rows] for name, value in self.observed.items()}
-        return replace(self, sent=sent, mask=mask, unsigned=unsigned, observed=observed)
+        taken = replace(self, sent=sent, mask=mask, unsigned=unsigned, observed=observed)
+        if self.bounds is None:
+            return taken
+        low, high = ({name: value[rows] for name, value in part.items()} for part in self.bounds)
+        return replace(taken, bounds=(low, high))
 
 
 class Evaluated(NamedTuple):
@@ -113,8 +118,12 @@ def compare(
     mask: Mask | None,
     needs_gap: bool = True,
     unsigned: Mask | None = None,
+    low: Params | None = None,
+    high: Params | None = None,
 ) -> Compared:
     """Compare the full gradient of one trial with its observed update (no leading axis)."""
+    if low is not None and high is not None:
+        gradient, observed = meet_bounds(gradient, low, high, problem.turn.softness)
     shown = dict(gradient) if problem.compression is None else problem.compression(dict(gradient))
     zero = next(iter(observed.values())).new_zeros(())
     dot, trial, target, gap = zero, zero, zero, zero if needs_gap else None
@@ -127,6 +136,22 @@ def compare(
             value = shown[name] if inside is None else shown[name] * inside
             gap = gap + (value - aim).square().sum()
     return Compared(dot, trial, target, gap, ())
+
+
+def meet_bounds(gradient: Mapping[str, Tensor], low: Params, high: Params, softness: float) -> tuple[Params, Params]:
+    """Return the trial's gradient and the nearest one inside the bounds, both as g / (|g| + s).
+
+    s is a share `softness` of the tensor's mean |g|. So a wrong sign counts much, whatever the size of the entry. An
+    entry inside its bounds does not count.
+    """
+    shown, aims = {}, {}
+    for name, value in gradient.items():
+        if name in low:
+            size = value.detach()
+            scale = softness * size.abs().mean() + torch.finfo(value.dtype).tiny
+            nearest = torch.minimum(torch.maximum(size, low[name]), high[name])
+            shown[name], aims[name] = value / (value.abs() + scale), nearest / (nearest.abs() + scale)
+    return shown, aims
 
 
 def take_signs(aim: Tensor, trial: Tensor, unsigned: Tensor | None) -> Tensor:

@@ -107,7 +107,7 @@ class RGap(InversionAttack):
 
     def _read(self, view: ServerView, knowledge: Knowledge, layers: Sequence[LinearMap]) -> tuple[Params, Mask, str]:
         """Return the gradient in float64, the mask of entries that are equations (absent names: all), and a note."""
-        observed = {name: value.double() for name, value in read_gradient(view, knowledge).items()}
+        observed = {name: value.double() for name, value in read_gradient(view, knowledge, "r-gap").items()}
         if self.adaptive == "none":
             return observed, {}, ""
         if self.adaptive == "layer":

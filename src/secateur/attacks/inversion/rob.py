@@ -130,7 +130,7 @@ class Rob:
 
     def _read(self, view: ServerView, knowledge: Knowledge) -> tuple[Tensor, Tensor, Tensor]:
         """Return pictures (P, D), their slopes (P,) and sizes for ranking (P,), by all or the surviving entries."""
-        observed = read_gradient(view, knowledge)
+        observed = read_gradient(view, knowledge, "rob")
         if self.adaptive == "mask":
             observed = mask_tree(observed, mask_again(view, observed))
         weight, bias = observed["imprint.weight"], observed["imprint.bias"]

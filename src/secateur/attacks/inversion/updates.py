@@ -6,8 +6,9 @@ running statistics.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Literal
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Literal, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -15,11 +16,19 @@ from torch.func import functional_call
 from torch.nn.functional import cross_entropy
 
 from secateur import tree
-from secateur.attacks.inversion.engines.autograd import batch_of_step
 from secateur.attacks.inversion.problem import BatchNormInputs, structure
 from secateur.errors import WrongInput
 from secateur.gpu.precision import full_precision
-from secateur.interfaces import Batch, Gradient, Knowledge, Loss, Params, ServerView, Weights
+from secateur.interfaces import PLAIN_SGD, Batch, Gradient, Knowledge, Loss, Params, ServerView, Weights
+from secateur.training.optimisers import (
+    ONE_GRADIENT,
+    LocalSteps,
+    bound_gradient,
+    list_batches,
+    read_steps,
+    undo_first_step,
+    write_optimiser,
+)
 
 BatchNormMode = Literal["eval", "batch"]
 
@@ -42,33 +51,65 @@ def weights_update(
     learning_rate: float = 0.1,
     step_batch: int | None = None,
     loss: Loss = cross_entropy,
+    turn: LocalSteps | None = None,
 ) -> Weights:
-    """Return the parameters after `steps` of plain gradient descent from `state`.
+    """Return the parameters after `steps` of plain gradient descent from `state`, or after the steps of `turn`.
 
     A step takes the next `step_batch` examples in order, cyclically, or all of them. BatchNorm's running statistics
     stay those of the sent model.
     """
     _refuse_empty(batch)
     fixed, params = _tensors(net, state, batchnorm)
-    for step in range(steps):
-        rows = batch_of_step(step, batch.size, step_batch).to(batch.labels.device)
-        gradient = _gradient(fixed, params, state, batch.take(rows), loss)
-        params = {name: value - learning_rate * gradient[name] for name, value in params.items()}
-    return Weights({name: value.detach().clone() for name, value in params.items()})
+    if turn is None:
+        turn = LocalSteps(list_batches(batch.size, step_batch, steps), (learning_rate,) * steps)
+
+    def differentiate(params: Params, rows: Sequence[int], _: int) -> Params:
+        return _gradient(fixed, params, state, batch.take(torch.tensor(rows, device=batch.labels.device)), loss)
+
+    _, trained = turn.unroll(params, differentiate)
+    return Weights({name: value.detach().clone() for name, value in trained.items()})
 
 
-def read_gradient(view: ServerView, knowledge: Knowledge) -> Params:
-    """Return the gradient to match: the update itself, or (sent - received) / learning rate for weights.
+class ObservedChange(NamedTuple):
+    """The change of the weights in a client's turn, as an attacker compares it with that of a trial."""
 
-    For weights it is the sum of the gradients of the local steps. Frozen parameters of an update are left out.
+    values: Params
+    turn: LocalSteps  # the steps by which a trial makes such a change
+    bounds: tuple[Params, Params] | None = None  # the lowest and highest gradient, if the change only shows these
+
+
+def read_change(view: ServerView, knowledge: Knowledge, bounded: bool = True) -> ObservedChange:
+    """Return the change to match, and the local steps that a trial takes to it.
+
+    A gradient is matched as it is, weights by (sent - received) / the first learning rate. For plain gradient descent
+    that is the sum of the gradients. One step of SGD shows the gradient. One of Adam shows bounds of it, if the change
+    was sent as it is (`bounded`). Frozen parameters of an update are left out.
     """
     _check_fits(knowledge.net, view)
+    names = tree.list_trained(knowledge.net)
+    received = {name: view.update.values[name] for name in names}
     if isinstance(view.update, Gradient):
-        return {name: view.update.values[name] for name in tree.list_trained(knowledge.net)}
-    rate = knowledge.learning_rate
-    if not rate:
-        raise WrongInput("learning_rate", "is needed to turn weights into gradients; use the client's, above 0")
-    return {name: (view.sent[name] - view.update.values[name]) / rate for name in tree.list_trained(knowledge.net)}
+        return ObservedChange(received, ONE_GRADIENT)
+    turn = read_steps(knowledge)
+    rule, rate = turn.optimiser, turn.rates[0]
+    change = {name: (view.sent[name] - value) / rate for name, value in received.items()}
+    if len(turn.batches) > 1 or (rule.is_adaptive and not bounded):
+        return ObservedChange(change, turn)
+    bounds = bound_gradient(rule, rate, view.sent, received) if rule.is_adaptive else None
+    values = change if rule.is_adaptive else undo_first_step(rule, change, view.sent)
+    return ObservedChange(values, replace(turn, optimiser=PLAIN_SGD), bounds)
+
+
+def read_gradient(view: ServerView, knowledge: Knowledge, attack: str = "the attack") -> Params:
+    """Return the gradient of an update for an attack by formulas; refuse an update that shows no gradient.
+
+    The update of several steps of gradient descent is taken as one of the sum of their gradients.
+    """
+    change = read_change(view, knowledge)
+    if not change.turn.optimiser.is_plain or change.bounds is not None:
+        shows = f"reads gradients, and steps of {write_optimiser(knowledge.optimiser)} do not show them"
+        raise WrongInput("attack", f"{attack} {shows}; use an attack that takes the steps too, such as ig")
+    return change.values
 
 
 def statistics_of(net: nn.Module, state: Params, batch: Batch, batchnorm: BatchNormMode = "eval") -> Params:

@@ -146,6 +146,8 @@ class Lira:
 def lira(mode: str = "auto", offline: str = "cdf", variance: str = "auto", queries: int = 1) -> Lira:
     """Member where the answer is likelier from models that trained on the example (LiRA, Carlini et al. 2022).
 
+    Equation: `m = log p_y - log(1 - p_y); score = log N(m; in models) - log N(m; out models)`.
+
     Online mode (`auto` with in-out models) compares the Gaussians of the in and the out models. Offline mode uses only
     models that did not train on the example. With disjoint shadows these are all models, and a note says so. `offline`
     is `cdf` (their paper) or `density` (their code). `variance` is `per-example`, or one pooled over the examples per

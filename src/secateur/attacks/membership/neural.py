@@ -141,7 +141,10 @@ class Mlp(nn.Module):
 @method("attack", "nn", "samia_ppb", sees="probabilities", shadows="needed")
 @dataclass(frozen=True)
 class Nn(NetworkAttack):
-    """An MLP tells members by all probabilities (Shokri et al. 2017; samia_ppb 5.1, NN)."""
+    """An MLP tells members by all probabilities (Shokri et al. 2017; samia_ppb 5.1, NN).
+
+    Equation: `score = h(p_1, ..., p_K)`.
+    """
 
     def features(self, box: BlackBox, batch: Batch, rng: Generator) -> Tensor:
         """Return p (N, K)."""
@@ -151,7 +154,10 @@ class Nn(NetworkAttack):
 @method("attack", "nn-cls", "samia_ppb", sees="probabilities", shadows="needed")
 @dataclass(frozen=True)
 class NnCls(NetworkAttack):
-    """An MLP tells members by all probabilities and the true label (Nasr et al. 2018; samia_ppb 5.1, NNcls)."""
+    """An MLP tells members by all probabilities and the true label (Nasr et al. 2018; samia_ppb 5.1, NNcls).
+
+    Equation: `score = h(p_1, ..., p_K, y)`.
+    """
 
     def features(self, box: BlackBox, batch: Batch, rng: Generator) -> Tensor:
         """Return p and the one-hot label (N, 2K)."""
@@ -162,7 +168,10 @@ class NnCls(NetworkAttack):
 @method("attack", "top3-nn", "samia_ppb", sees="probabilities", shadows="needed")
 @dataclass(frozen=True)
 class Top3Nn(NetworkAttack):
-    """An MLP tells members by the three largest probabilities (Salem et al. 2019; samia_ppb 5.1, Top3-NN)."""
+    """An MLP tells members by the three largest probabilities (Salem et al. 2019; samia_ppb 5.1, Top3-NN).
+
+    Equation: `score = h(the three largest of p_1, ..., p_K)`.
+    """
 
     def features(self, box: BlackBox, batch: Batch, rng: Generator) -> Tensor:
         """Return the largest p (N, 3), in falling order; (N, 2) where there are two classes."""

@@ -128,6 +128,8 @@ def rmia(
 ) -> Rmia:
     """Member where P(x|f)/P(x) is gamma times that of much of the population (RMIA, Zarifzadeh et al. 2024).
 
+    Equation: `ratio(x) = P(x|f) / P(x); score = share of the population z with ratio(x) > gamma ratio(z)`.
+
     Online (mode `auto` with in-out models) P(x) comes from models with and without the example. Offline, as for
     disjoint shadows, it comes from models without the example and from `a`; a note says so. The population is that of
     the candidates, else at most `population` rows of the attacker's own population, else of all its rows. The decision

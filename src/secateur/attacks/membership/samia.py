@@ -76,7 +76,10 @@ class Transformer(nn.Module):
 @method("attack", "samia", "samia_ppb", sees="probabilities", shadows="needed")
 @dataclass(frozen=True)
 class Samia(NetworkAttack):
-    """A transformer tells members by probabilities, sensitivities and the true label (samia_ppb 4.2, SAMIA)."""
+    """A transformer tells members by probabilities, sensitivities and the true label (samia_ppb 4.2, SAMIA).
+
+    Equation: `score = T(p, s, y); s_k = mean over 10 directions d of |p_k(x + eps d) - p_k(x)| / eps (Eq. 2)`.
+    """
 
     patience: int = 2  # the value in the measurements of benchmarks/audit.py
 

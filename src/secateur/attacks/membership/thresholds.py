@@ -145,13 +145,19 @@ def best_threshold(members: Tensor, nonmembers: Tensor) -> float:
 
 @method("attack", "conf", "samia_ppb", sees="probabilities", shadows="for a threshold")
 def conf() -> ThresholdAttack:
-    """Member where the true label's probability reaches its class's threshold (samia_ppb 5.1, Conf)."""
+    """Member where the true label's probability reaches its class's threshold (samia_ppb 5.1, Conf).
+
+    Equation: `score = p_y(x); member if score >= t_y, the threshold of the class y`.
+    """
     return ThresholdAttack(true_probability)
 
 
 @method("attack", "mentr", "samia_ppb", sees="probabilities", shadows="for a threshold")
 def mentr() -> ThresholdAttack:
-    """Member where the modified entropy is at most its class's threshold (samia_ppb 5.1, Mentr)."""
+    """Member where the modified entropy is at most its class's threshold (samia_ppb 5.1, Mentr).
+
+    Equation: `score = (1 - p_y) log p_y + sum over k != y of p_k log(1 - p_k)`.
+    """
     return ThresholdAttack(negative_modified_entropy)
 
 
@@ -171,6 +177,8 @@ def negative_modified_entropy(probabilities: Tensor, labels: Tensor) -> Tensor:
 def xent() -> ThresholdAttack:
     """Member where the cross-entropy of the true label is at most its class's threshold (samia_ppb 5.1, Xent).
 
+    Equation: `score = log p_y(x)`.
+
     The cross-entropy rises as p_y falls, so Xent ranks and decides as Conf does.
     """
     return ThresholdAttack(negative_cross_entropy)
@@ -183,7 +191,10 @@ def negative_cross_entropy(probabilities: Tensor, labels: Tensor) -> Tensor:
 
 @method("attack", "entropy", "samia_ppb", sees="probabilities", shadows="for a threshold")
 def entropy() -> ThresholdAttack:
-    """Member where the prediction's entropy is at most its class's threshold (the code of samia_ppb for Xent)."""
+    """Member where the prediction's entropy is at most its class's threshold (the code of samia_ppb for Xent).
+
+    Equation: `score = sum over k of p_k log p_k`.
+    """
     return ThresholdAttack(negative_entropy)
 
 
@@ -199,6 +210,8 @@ def negative_entropy(probabilities: Tensor, labels: Tensor) -> Tensor:
 @method("attack", "top1-conf", "samia_ppb", sees="probabilities", shadows="for a threshold")
 def top1_conf(form: str = "paper") -> ThresholdAttack:
     """Member where the largest probability reaches one threshold for all classes (samia_ppb 5.1, Top1-Conf).
+
+    Equation: `score = max over k of p_k(x); member if score >= t`.
 
     `form` is `paper`, or `code`: the authors' code compares the true label's probability instead.
     """
@@ -216,7 +229,10 @@ def top_probability(probabilities: Tensor, labels: Tensor) -> Tensor:
 @method("attack", "correctness", "samia_ppb", sees="labels", shadows="none")
 @dataclass(frozen=True)
 class Correctness:
-    """Member where the model's label is right: as accurate as the generalisation gap is wide (Yeom et al. 2018)."""
+    """Member where the model's label is right: as accurate as the generalisation gap is wide (Yeom et al. 2018).
+
+    Equation: `member if argmax over k of p_k(x) is y`.
+    """
 
     def fit(self, shadows: Sequence[Shadow] | InOut, rng: Generator) -> Self:
         """Return the attack unchanged: there is nothing to learn."""

@@ -71,6 +71,8 @@ class Yeom:
 def yeom(threshold: str = "mean") -> Yeom:
     """Member where the loss is below the mean loss of known members (Yeom et al. 2018; mapp_fl Eq. 2).
 
+    Equation: `member if -log p_y(x) < mean of -log p_y over the known members`.
+
     `threshold` is `mean`; or `tuned`, the best one between known members and known non-members; or `class`, one tuned
     for each class. In an audit the known members are those of the shadows, in a federation those of the client.
     """

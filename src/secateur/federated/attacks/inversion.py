@@ -194,7 +194,8 @@ class InversionObserver(Observer):
         """Return the attacker's knowledge of clients that all have equally many examples."""
         labels = torch.stack([truth.labels for truth in truths]) if self.tells_labels else None
         size = truths[0].size
-        return replace(known, labels=labels, batch_size=size, local_batch=size // known.local_steps)
+        step = size // known.local_steps if known.local_epochs is None else known.local_batch
+        return replace(known, labels=labels, batch_size=size, local_batch=step)
 
     def _labels(self, attack: Choice, seen: ClientView, known: Knowledge, more: dict[str, Any]) -> dict[str, Any]:
         """Return the labels of the rows of one attacked update."""

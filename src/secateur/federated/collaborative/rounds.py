@@ -196,7 +196,7 @@ class BatchStream:
         """Return the rows of the train part that each user holds."""
         planned, rows = self.plan.shares, self.train.size
         shares = iid(rows, self.plan.users, derive(self.seed, "shares")) if planned is None else list(planned)
-        every = torch.cat(shares)
+        every = torch.cat(list(shares))
         if int(every.min()) < 0 or int(every.max()) >= rows or bool((every.sort().values.diff() == 0).any()):
             raise WrongInput("shares", f"must be different rows of the train part; allowed: 0 to {rows - 1}, once each")
         if self.needs_two and min(map(len, shares)) < 2:

@@ -18,17 +18,20 @@ if TYPE_CHECKING:
     from secateur.federated.flower.agreement import AgreedStrategy
     from secateur.federated.flower.mod import download_mod, upload_mod
     from secateur.federated.flower.partial_models import PrunedStrategy, SubmodelStrategy, network_of
+    from secateur.federated.flower.secure_sum import AuditedSum
     from secateur.federated.flower.strategies import AuditedStrategy, Auditor, DecodingStrategy
 
 HOMES = {
     "agreement": ("AgreedStrategy",),
     "mod": ("download_mod", "upload_mod"),
     "partial_models": ("PrunedStrategy", "SubmodelStrategy", "network_of"),
+    "secure_sum": ("AuditedSum",),
     "strategies": ("AuditedStrategy", "Auditor", "DecodingStrategy"),
 }
 __all__ = [
     "AgreedStrategy",
     "AuditedStrategy",
+    "AuditedSum",
     "Auditor",
     "DecodingStrategy",
     "PrunedStrategy",

@@ -211,8 +211,10 @@ def load_node(config: Federate, source: str, description: str) -> tuple[Dataset,
     return data, device_of(config), [torch.arange(data.train_size)] * said["clients"]
 
 
-def apply_reported_sizes(shares: Sequence[Tensor], examples: Mapping[int, int]) -> list[Tensor]:
+def apply_reported_sizes(shares: Sequence[Tensor], examples: Mapping[int, int]) -> Sequence[Tensor]:
     """Return the server's shares; a client with own data gets a share of its reported length, without memory."""
+    if not examples:
+        return shares
     row = torch.zeros((), dtype=torch.int64)
     return [row.expand(examples[client]) if client in examples else rows for client, rows in enumerate(shares)]
 

@@ -90,8 +90,8 @@ class FlowerFederation(OverLink, Federation):
         super().__init__(*arguments, **more)
         self.connect(link, task, len(self.terms.shares), keeps=bool(self.turns.init()))
         self.waits = True  # on a GPU too an update is checked before the next message calls it taken
-        self.ledger = Ledger(link.clients, self.server.base.wants_squares)
-        self.ledger.traffic = Counted(link.clients, self.server.base.wants_squares)
+        self.ledger = Ledger(self.server.base.wants_squares)
+        self.ledger.traffic = Counted(self.server.base.wants_squares)
         self.panel = KnownPanel(self.panel.observers, self, link.examples)
         self.said = describe_data(arguments[1], link.clients)
         self._shares = self.terms.shares  # shares of the server's own data
@@ -101,7 +101,7 @@ class FlowerFederation(OverLink, Federation):
     def load(self, tensors: Params, data: dict[str, Any]) -> None:
         """Resume from the output of `state`; clients may have lost their masks."""
         super().load(tensors, data)
-        self.ledger.traffic.known = [-1] * len(self.terms.shares)
+        self.ledger.traffic.known.clear()
 
     def run_round(self, number: int) -> Round:
         """Run a round with the clients that are online and the numbers of examples that they report."""
@@ -126,7 +126,7 @@ class FlowerFederation(OverLink, Federation):
                 update = self._read(answer, client, own_masks)
             except Refused as refused:
                 self.ledger.lose(number, client, refused.fault)
-                self.ledger.traffic.known[client] = -1  # the client may have lost its mask
+                self.ledger.traffic.known.pop(client, None)  # the client may have lost its mask
                 continue
             yield client, rows[client], update
 
@@ -138,7 +138,7 @@ class FlowerFederation(OverLink, Federation):
         model = pack(model=encode(server.received, inside=mask if inside else None))
         with_mask = ArrayRecord({**model, **pack(mask=encode_mask(mask))}) if mask else model
         for client in clients:
-            outdated = bool(mask) and traffic.known[client] != traffic.version
+            outdated = bool(mask) and traffic.known.get(client) != traffic.version
             record = with_mask if outdated else model
             traffic.known[client] = traffic.version
             traffic.down[client] += size_of(record)

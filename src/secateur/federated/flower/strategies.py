@@ -22,6 +22,7 @@ from secateur.attacks.inversion.updates import weights_update
 from secateur.catalogue import Choice, methods, name_of
 from secateur.config import inversion
 from secateur.config.methods import defense as read_defense
+from secateur.defenses.dp_common import Guarantee
 from secateur.defenses.error_feedback import upload_of
 from secateur.errors import WrongInput, check_whole
 from secateur.evaluation import gallery
@@ -58,6 +59,7 @@ from secateur.runs.folder import open_run
 from secateur.runs.rows import Row, join_notes
 from secateur.runs.unfinished import NullWatcher
 from secateur.seeding import derive
+from secateur.training.optimisers import read_steps
 
 Truth = Callable[[int, Message], Batch | None]  # (round, reply) -> the examples of an update, where they are known
 
@@ -220,7 +222,7 @@ class AuditedStrategy(AroundStrategy):
                     log(WARNING, "not attacking the update of node %s (%s)", node, error)
                     continue
                 truth = None if self.truth is None else self.truth(server_round, reply)
-                self.auditor(server_round, node, self.asked[node].sent, weights, truth, _read_cosine(reply))
+                self.auditor(server_round, node, self.asked[node].sent, weights, truth, stated=_read_cosine(reply))
         return self.inner.aggregate_train(server_round, arrived)
 
 
@@ -273,28 +275,41 @@ class Auditor:
     def __call__(
         self,
         number: int,
-        node: int,
+        node: int | None,
         sent: Params,
         weights: Params,
         truth: Batch | None = None,
+        clients: int | None = None,
         stated: float | None = None,
     ) -> None:
-        """Attack one update of a round; `stated` is the cosine that its client states."""
+        """Attack one update of a round, or where `clients` is set the average of so many, as one batch of theirs.
+
+        `stated` is the cosine of the update before and after its defense, as its client states it.
+        """
         names = [name for name, _ in self.knowledge.net.named_parameters()]
         if missing := [name for name in names if name not in weights]:
             raise WrongInput("knowledge", f"its net has {missing[0]}, and the update does not; use the app's net")
         view = ServerView(sent, Weights({name: weights[name] for name in names}))
-        size = self.knowledge.batch_size if truth is None else truth.size
-        known = replace(self.knowledge, batch_size=size)
-        labels = self._labels(None, number, node, size)
+        size = self.knowledge.batch_size * (clients or 1) if truth is None else truth.size
+        local = self.knowledge.local_batch
+        known = replace(self.knowledge, batch_size=size, local_batch=local and local * (clients or 1))
+        labels = self._labels(None, number, node, size, clients)
         if truth is not None:
             pixels, classes = known.pixels(truth.inputs), truth.labels.tolist()
             self.figures += gallery.truths(flat_labels(labels), self.targets, pixels, classes, self.images)
-        if self.labels["defense"] != "none":
+        if self.labels["defense"] != "none" and clients is None:
             self.rows.append(self._compare(view, truth, known, stated, with_extras(labels, target=self.targets)))
         for attack in self.attacks:
-            self._attack(attack, view, truth, known, self._labels(attack, number, node, size))
+            self._attack(attack, view, truth, known, self._labels(attack, number, node, size, clients))
         self.targets += 1
+        self.write()
+
+    def promise(self, guarantee: Guarantee, number: int) -> None:
+        """Add the epsilon that holds after a round to the rows and the page."""
+        extra = self.labels["extra"] | {"round": number, "client": None}
+        self.rows.append(
+            Row(**(self.labels | {"extra": extra}), metric="epsilon", value=guarantee.epsilon, note=str(guarantee))
+        )
         self.write()
 
     def write(self) -> None:
@@ -312,8 +327,8 @@ class Auditor:
         update = {name: sent[name] - value for name, value in view.update.values.items()}
         similarity, problem = stated, None if self.upload is None else find_contradiction(self.upload, update)
         if truth is not None:
-            steps, rate = known.local_steps, known.learning_rate or 0.0
-            plain = weights_update(known.net, sent, truth, known.batchnorm, steps, rate, known.local_batch, known.loss)
+            local = read_steps(known)
+            plain = weights_update(known.net, sent, truth, known.batchnorm, loss=known.loss, turn=local)
             similarity = cosine({name: sent[name] - value for name, value in plain.values.items()}, update)
         if problem is not None:
             note = f"the update is visibly not one of {defense}: {problem}"
@@ -340,9 +355,14 @@ class Auditor:
         ]
         self.figures += gallery.draw_figures(flat_labels(labels), [self.targets], outcome, self.images)
 
-    def _labels(self, attack: Choice | None, number: int, node: int, size: int) -> dict[str, Any]:
+    def _labels(
+        self, attack: Choice | None, number: int, node: int | None, size: int, clients: int | None
+    ) -> dict[str, Any]:
         extra = self.labels["extra"] | {"round": number, "client": node, "batch_size": size, "stage": f"round {number}"}
+        if clients is not None:
+            extra |= {"view": "sum", "update": f"the sum of {clients} clients, {extra['update']}"}
         if attack is not None:
-            knows = f"{size} examples an update, how pixels become inputs, the steps and the learning rate"
+            what = "an update" if clients is None else "in the sum"
+            knows = f"{size} examples {what}, how pixels become inputs, the steps and the learning rate"
             extra |= {"threat": attack.method.info["threat"], "knows": knows}
         return attack_labels(self.labels, extra, attack)

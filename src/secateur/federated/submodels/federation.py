@@ -114,7 +114,7 @@ class SubmodelFederation(Resumable):
         self.keys = {rate: self.trainer.add(self._narrow_model(rate, data)) for rate in sorted({*self.rates, 1.0})}
         self.sender = SubmodelUpload(terms, self.structure.shapes)
         self.states: dict[int, Params] = {}
-        self.ledger = Ledger(len(terms.shares), squares=False)
+        self.ledger = Ledger(squares=False)
         self.owned = [self._mark_labels(rows, data.classes) for rows in terms.shares] if terms.own_labels else None
         self._turns: list[Turn] = []
         self._faults: dict[int, Fault] = {}

@@ -19,7 +19,9 @@ from secateur.attacks.inversion.problem import Compared, Problem, structure
 from secateur.errors import WrongInput
 from secateur.gpu.graphs import capture_step
 from secateur.gpu.memory import halve_on_shortage
+from secateur.interfaces import Optimiser
 from secateur.models.create import create
+from secateur.training.optimisers import ONE_GRADIENT, LocalSteps, list_batches
 
 TOLERANCE = {torch.float32: 1e-4, torch.float64: 1e-8}
 
@@ -204,11 +206,22 @@ def test_stacked_unrolls_steps_of_networks_of_their_own(dtype, objective, step_b
     problem, variables, labels = made(small(), batch=3, dtype=dtype)
     shift = torch.linspace(0.9, 1.1, problem.trials, dtype=dtype)
     sent = {name: torch.stack([value * f for f in shift]) for name, value in problem.sent.items()}
-    unrolled = Problem(
-        problem.net, sent, problem.observed, own_weights=True, steps=3, learning_rate=0.05, step_batch=step_batch
-    )
+    turn = LocalSteps(list_batches(3, step_batch, steps=3), (0.05,) * 3)
+    unrolled = Problem(problem.net, sent, problem.observed, own_weights=True, turn=turn)
     agree(evaluate_stacked, unrolled, variables, labels, objective)
     agree(evaluate_stacked, unrolled, soft(problem, variables), None, objective)
+
+
+@OBJECTIVES
+def test_stacked_unrolls_adam_and_compares_with_bounds(objective):
+    problem, variables, labels = made(small(), batch=3, dtype=torch.float64)
+    turn = LocalSteps(list_batches(3, 2, epochs=2), (0.05, 0.04, 0.03, 0.02), Optimiser("adam"), softness=0.03)
+    agree(evaluate_stacked, replace(problem, turn=turn), variables, labels, objective)
+    low = {name: torch.where(value > 0, value / 2, -torch.inf) for name, value in problem.observed.items()}
+    high = {name: torch.where(value > 0, torch.inf, value / 2) for name, value in problem.observed.items()}
+    bound = replace(problem, bounds=(low, high), turn=replace(ONE_GRADIENT, softness=0.03))
+    agree(evaluate_stacked, bound, variables, labels, objective)
+    assert "bounds" in str(explain_unsupported(bound))
 
 
 def test_stacked_applies_a_compression_to_the_trial_and_can_go_in_chunks():
@@ -222,6 +235,7 @@ def test_stacked_applies_a_compression_to_the_trial_and_can_go_in_chunks():
     agree(lambda p, o: evaluate_stacked(p, o, chunk=2), squeezed, variables, labels)
 
 
+TWO_STEPS = LocalSteps(((), ()), (0.1, 0.1))
 MODELS = ["lenet-zhu", "cnn6", "resnet18-w16", "vgg11-bn", "mapp-cnn-8", "digits-cnn"]
 
 
@@ -399,9 +413,15 @@ class Branching(Twice):
         return self.last(self.layer(x.flatten(1))) * (1 if x.sum() > 0 else 2)
 
 
+class Viewing(Twice):
+    def forward(self, x: Tensor) -> Tensor:
+        return self.last(self.layer(x.view(-1, 192)))  # Flower's own first app does so
+
+
 @pytest.mark.parametrize(
     "make, reason",
     [
+        (Viewing, "its forward calls view"),
         (Twice, "the layer layer is called 2 times"),
         (Around, "the parameter layer.weight is used outside of its layer"),
         (Scaled, "the parameter scale is in Scaled"),
@@ -423,7 +443,7 @@ def test_problems_that_layerwise_cannot_take_are_said():
     base = problem.net, problem.sent, problem.observed
     assert explain_unsupported(problem) is None
     assert "weights of its own" in str(explain_unsupported(Problem(*base, own_weights=True)))
-    assert "unrolled" in str(explain_unsupported(Problem(*base, steps=2)))
+    assert "unrolled" in str(explain_unsupported(Problem(*base, turn=TWO_STEPS)))
     assert "compressed" in str(explain_unsupported(Problem(*base, compression=lambda gradient: gradient)))
     tied = nn.Sequential(nn.Flatten(), nn.Linear(8, 8), nn.Linear(8, 8))
     tied[2].weight = tied[1].weight
@@ -452,10 +472,14 @@ def test_the_engine_fits_device_network_and_trials():
     assert [chosen(little, n, "cuda") for n in (1, 20, 500)] == ["layerwise", "layerwise", "stacked"]
     assert [chosen(large, n, "cpu") for n in (1, 20)] == ["layerwise", "layerwise"]
     assert chosen(large, 500, "cuda") == "layerwise"
-    assert chosen(replace(little, steps=2), 8, "cpu") == chosen(replace(large, steps=2), 8, "cuda") == "stacked"
-    assert chosen(replace(large, steps=2), 8, "cpu") == "plain"
+    assert (
+        chosen(replace(little, turn=TWO_STEPS), 8, "cpu")
+        == chosen(replace(large, turn=TWO_STEPS), 8, "cuda")
+        == "stacked"
+    )
+    assert chosen(replace(large, turn=TWO_STEPS), 8, "cpu") == "plain"
     assert chosen(made(Branching())[0], 8, "cuda") == "plain"
-    assert "unrolled" in choose(replace(little, steps=2), "cuda").reason
+    assert "unrolled" in choose(replace(little, turn=TWO_STEPS), "cuda").reason
 
 
 def test_an_engine_by_name():
@@ -463,7 +487,7 @@ def test_an_engine_by_name():
     for name in ("auto", "plain", "stacked", "layerwise"):
         agree(lambda p, o, name=name: engine_for(p, o, "cpu", name), problem, variables, labels)
     with pytest.raises(WrongInput, match=r"engine: layerwise cannot be used: local steps are unrolled; allowed: "):
-        engine_for(replace(problem, steps=2), Cosine(), "cpu", "layerwise")
+        engine_for(replace(problem, turn=TWO_STEPS), Cosine(), "cpu", "layerwise")
     with pytest.raises(WrongInput, match="did you mean 'layerwise'"):
         engine_for(problem, Cosine(), "cpu", "layer")
 

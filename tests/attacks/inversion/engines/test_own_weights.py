@@ -15,6 +15,7 @@ from secateur.attacks.inversion.problem import Problem
 from secateur.gpu import stacked_layers
 from secateur.gpu.precision import tf32
 from secateur.gpu.stacked_layers import Products
+from secateur.training.optimisers import LocalSteps
 
 
 def net():
@@ -50,7 +51,7 @@ def taken(monkeypatch):
 @OBJECTIVES
 @pytest.mark.parametrize("steps", [1, 2])
 def test_a_double_backward_through_stacked_convolutions(objective, steps, taken):
-    problem, variables, labels = own(torch.float64, steps=steps, learning_rate=0.05)
+    problem, variables, labels = own(torch.float64, turn=LocalSteps(((),) * steps, (0.05,) * steps))
     agree(engine.evaluate_stacked, problem, variables, labels, objective)
     agree(engine.evaluate_stacked, problem, soft(problem, variables), None, objective)
     assert {True, False} == set(taken)

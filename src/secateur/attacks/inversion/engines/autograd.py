@@ -5,6 +5,7 @@ The plain engine is the reference for the other engines. The stacked one support
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
 
 import torch
@@ -38,8 +39,8 @@ def evaluate_singly(problem: Problem, objective: Objective) -> Evaluate:
             statistics: Statistics = []
             gradient = _gradient(problem, i, leaves["inputs"], chosen, objective.needs_statistics, statistics)
             aim = {name: value[i] for name, value in problem.observed.items()}
-            masks = [part and {name: value[i] for name, value in part.items()} for part in _masks(problem)]
-            result = compare(problem, gradient, aim, masks[0], objective.needs_gap, masks[1])
+            mask, *parts = (part and {name: value[i] for name, value in part.items()} for part in _parts(problem))
+            result = compare(problem, gradient, aim, mask, objective.needs_gap, *parts)
             result = result._replace(statistics=statistics)
             total, matching = objective(result, leaves, {name: value[i] for name, value in fixed.items()})
             grads = torch.autograd.grad(total, list(leaves.values()))
@@ -50,8 +51,9 @@ def evaluate_singly(problem: Problem, objective: Objective) -> Evaluate:
     return evaluate
 
 
-def _masks(problem: Problem) -> tuple[Mask | None, Mask | None]:
-    return problem.mask, problem.unsigned
+def _parts(problem: Problem) -> tuple[Mask | None, Mask | None, Params | None, Params | None]:
+    """Return the masks of the observed update, and its bounds."""
+    return problem.mask, problem.unsigned, *(problem.bounds or (None, None))
 
 
 def _gradient(
@@ -70,24 +72,16 @@ def _gradient(
     names = tree.list_trained(problem.net)
     params = {name: sent[name].detach().requires_grad_() for name in names}
     others = {name: value for name, value in sent.items() if name not in params}
-    total: Params = {}
-    for step in range(problem.steps):
-        rows = batch_of_step(step, len(inputs), problem.step_batch).to(inputs.device)
+
+    def differentiate(params: Params, rows: Sequence[int], step: int) -> Params:
         with BatchNormInputs(problem.net, wanted and step == 0) as recorded:
-            outputs = functional_call(problem.net, {**params, **others}, (inputs[rows],))
-        statistics += recorded
-        loss = problem.loss(outputs, labels[rows])
+            outputs = functional_call(problem.net, {**params, **others}, (_take(inputs, rows),))
+        statistics.extend(recorded)
+        loss = problem.loss(outputs, _take(labels, rows))
         grads = torch.autograd.grad(loss, list(params.values()), create_graph=True, materialize_grads=True)
-        total = {name: total[name] + grad if total else grad for name, grad in zip(names, grads, strict=True)}
-        params = {name: params[name] - problem.learning_rate * grad for name, grad in zip(names, grads, strict=True)}
-    return total
+        return dict(zip(names, grads, strict=True))
 
-
-def batch_of_step(step: int, size: int, step_batch: int | None) -> Tensor:
-    """Return the indices of the examples of a local step: all, or the next ones in order, cyclically."""
-    if step_batch is None:
-        return torch.arange(size)
-    return torch.arange(step * step_batch, (step + 1) * step_batch) % size
+    return problem.turn.unroll(params, differentiate)[0]
 
 
 def evaluate_stacked(problem: Problem, objective: Objective, chunk: int | None = None) -> Evaluate:
@@ -101,25 +95,27 @@ def evaluate_stacked(problem: Problem, objective: Objective, chunk: int | None =
         observed: Params,
         mask: Mask | None,
         unsigned: Mask | None,
+        low: Params | None,
+        high: Params | None,
     ) -> tuple[Tensor, tuple[Tensor, Tensor]]:
         chosen = leaves["labels"].softmax(-1) if labels is None else labels
         gradient, statistics = client_gradient(problem, sent, leaves["inputs"], chosen, objective.needs_statistics)
-        result = compare(problem, gradient, observed, mask, objective.needs_gap, unsigned)
+        result = compare(problem, gradient, observed, mask, objective.needs_gap, unsigned, low, high)
         result = result._replace(statistics=statistics)
         total, matching = objective(result, leaves, fixed)
         return total, (total, matching)
 
     sent = {name: value.detach() for name, value in problem.sent.items()}
     axis = 0 if problem.own_weights else None
-    masks = [None if part is None else 0 for part in _masks(problem)]
+    parts = [None if part is None else 0 for part in _parts(problem)]
 
     def evaluate(variables: Variables, labels: Tensor | None, fixed: Params) -> Evaluated:
-        axes = (0, None if labels is None else 0, 0, axis, 0, *masks)
+        axes = (0, None if labels is None else 0, 0, axis, 0, *parts)
         evaluate_trials = vmap(grad_and_value(evaluate_trial, has_aux=True), axes, chunk_size=chunk)
         leaves = {name: value.detach() for name, value in variables.items()}
         with layers(problem):
             gradient, (_, (total, matching)) = evaluate_trials(
-                leaves, labels, fixed, sent, problem.observed, *_masks(problem)
+                leaves, labels, fixed, sent, problem.observed, *_parts(problem)
             )
         return Evaluated(total, matching, gradient)
 
@@ -142,22 +138,24 @@ def client_gradient(
     params = {name: sent[name] for name in tree.list_trained(problem.net)}
     others = {name: value for name, value in sent.items() if name not in params}
 
-    def task(params: Params, rows: list[int], wanted: bool) -> tuple[Tensor, Statistics]:
+    def task(params: Params, rows: Sequence[int], wanted: bool) -> tuple[Tensor, Statistics]:
         with BatchNormInputs(problem.net, wanted) as recorded:
             outputs = functional_call(problem.net, {**params, **others}, (_take(inputs, rows),))
         return problem.loss(outputs, _take(labels, rows)), recorded
 
-    total: Params = {}
     statistics: Statistics = []
-    for step in range(problem.steps):
-        rows = batch_of_step(step, len(inputs), problem.step_batch).tolist()
+
+    def differentiate(params: Params, rows: Sequence[int], step: int) -> Params:
         grads, recorded = grad(task, has_aux=True)(params, rows, wanted and step == 0)
-        statistics += recorded
-        total = {name: total[name] + value if total else value for name, value in grads.items()}
-        params = {name: params[name] - problem.learning_rate * value for name, value in grads.items()}
-    return total, statistics
+        statistics.extend(recorded)
+        return dict(grads)
+
+    return problem.turn.unroll(params, differentiate)[0], statistics
 
 
-def _take(batch: Tensor, rows: list[int]) -> Tensor:
-    """Return the selected examples without an index tensor, whose copy to a GPU cannot be captured in a graph."""
-    return batch if rows == list(range(len(batch))) else torch.stack([batch[row] for row in rows])
+def _take(batch: Tensor, rows: Sequence[int]) -> Tensor:
+    """Return the selected examples, or all if there is no row.
+
+    There is no index tensor, as its copy to a GPU cannot be captured in a graph.
+    """
+    return batch if not rows or list(rows) == list(range(len(batch))) else torch.stack([batch[row] for row in rows])

@@ -108,8 +108,10 @@ def explain_unsupported(problem: Problem) -> str | None:
     """Return the reason why the layer-wise engine cannot take a problem, or None where it can."""
     if problem.own_weights:
         return "every trial has weights of its own"
-    if problem.steps > 1:
+    if not problem.turn.is_gradient:
         return "local steps are unrolled"
+    if problem.bounds is not None:
+        return "the update shows bounds of the gradient"
     if problem.compression is not None:
         return "the trial's gradient is compressed"
     return _check_parameters(problem.net) or _check_calls(problem.net)
@@ -143,6 +145,8 @@ def _check_calls(net: nn.Module) -> str | None:
     for node in nodes:
         if node.op == "get_attr" and node.target in names:
             return f"the parameter {str(node.target)[2:]} is used outside of its layer"
+        if node.op == "call_method" and node.target == "view":
+            return "its forward calls view, which refuses pictures that are channels_last"
         if node.op == "call_function" and node.target is F.batch_norm:
             return "its forward calls batch_norm, which would mix the trials"
     for name, module in whole.named_modules():

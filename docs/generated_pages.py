@@ -1,0 +1,238 @@
+"""Pages that are made from the package: one a method, and the Python reference.
+
+A method's page has the text of its docstring and the sheet of `secateur list NAME`. Its numbers are cells of the matrix
+and claims of results/README.md, both from results/rows by the functions that make those pages.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import inspect
+import re
+import sys
+from collections.abc import Iterator, Mapping
+from functools import cache
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import secateur
+from secateur.catalogue import Method, methods, name_of
+from secateur.report.matrix import COLUMNS, Heatmap, build_heatmaps
+from secateur.report.method_sheet import describe_method, write_default
+from secateur.runs.archive import read_archive
+
+ROOT = Path(__file__).parents[1]
+KINDS = {  # folder of the pages, and the heading of their list
+    "attack": ("attacks", "Membership attacks", "Who was in the training data?"),
+    "inversion": ("inversions", "Attacks on updates", "Which pictures does an update hold?"),
+    "defense": ("defenses", "Defenses", "Losses, training loops, uploads, clients and models that give away less."),
+    "pruner": ("pruners", "Compressors", "Pruners, int8 and distillation."),
+    "base-pruning": ("base-prunings", "Base prunings", "Masks of a federation's clients."),
+    "submodel": ("submodels", "Channel rules", "The part of the server's model that a client trains."),
+}
+PAPERS = {
+    "samia_ppb": "SAMIA and PPB (USENIX Security 2022)",
+    "dgp": "DGP (AAAI 2024)",
+    "priprune": "PriPrune (ACM TOMPECS 2024)",
+    "mapp_fl": "MaPP-FL (2023)",
+}
+NO_NUMBERS = "No kept row has a number of this method. `secateur list studies` names the studies that measure some."
+
+
+def make_pages() -> Iterator[tuple[str, str]]:
+    """Yield the address below the site's root and the Markdown text of every page."""
+    yield "methods/index.md", make_index()
+    for kind, (folder, _, _) in KINDS.items():
+        for name, method in methods(kind).items():
+            yield f"methods/{folder}/{name}.md", make_method(method)
+    yield "reference.md", make_reference()
+
+
+# Methods --------------------------------------------------------------------------------------------------------
+def make_index() -> str:
+    """Return the list of all methods."""
+    parts = [
+        "# Methods\nEvery page is made from the method's code and from the rows in `results/rows`. "
+        "`secateur list NAME` prints the same sheet."
+    ]
+    for kind, (folder, title, about) in KINDS.items():
+        lines = [f"| [{name}]({folder}/{name}.md) | {_cell(m.summary)} |" for name, m in methods(kind).items()]
+        parts.append("\n".join([f"## {title}", about, "", "| name | what it does |", "|---|---|", *lines]))
+    return "\n\n".join(parts) + "\n"
+
+
+def make_method(method: Method) -> str:
+    """Return the page of one method."""
+    row = {"kind": method.kind} | method.describe()
+    facts = describe_method(row)
+    text = inspect.getdoc(method.make) or ""
+    equations = re.findall(r"Equation: `([^`]*)`\.", text)
+    text = re.sub(r"\n\nEquation: `[^`]*`\.", "", text).replace("Acts on: ", "Acts on ")
+    source = PAPERS.get(method.paper, "no paper of the four")
+    parts = [f"# {method.name}", f"*{KINDS[method.kind][1]}; {source}; `secateur list {method.name}`*", text]
+    parts += ["\n".join(["## Equation", "```text", *equations, "```"])] if equations else []
+    threat = str(facts["threat"]).partition("; strongest attacker known")[0]
+    parts.append(f"## Threat model\n{_sentence(threat)}")
+    parts.append(f"## Parameters\n{_parameters(row['defaults'], facts['meanings'])}")
+    parts.append(f"## Cost\n{_sentence(facts['cost'])}")
+    heading = "What it does not show" if method.kind in ("attack", "inversion") else "What it does not protect against"
+    parts.append(f"## {heading}\n{_sentence(facts['gap'])}")
+    if "strongest" in row:
+        parts.append(f"## Strongest attacker known\n{_sentence(row['strongest'])}")
+    measured = [*matrix_numbers(method), *claims_about(method)]
+    parts.append("\n\n".join(["## What we measured", *(measured or [NO_NUMBERS])]))
+    return "\n\n".join(parts) + "\n"
+
+
+def _sentence(text: Any) -> str:
+    """Return a text with a capital and a full stop; names in code keep their letters."""
+    words = re.sub(r"(?<![`\w])(--[a-z-]+(?: \d+)?|[\w-]+=[\w=:.-]+)", r"`\1`", str(text))
+    return words[:1].upper() + words[1:] + "."
+
+
+def _parameters(defaults: Mapping[str, Any], meanings: Mapping[str, str]) -> str:
+    """Return the table of parameters."""
+    lines = [
+        f"| `{name}` | `{_cell(write_default(defaults[name]))}` | {_cell(meaning)} |"
+        for name, meaning in meanings.items()
+    ]
+    return "\n".join(["| name | default | meaning |", "|---|---|---|", *lines]) if lines else "It has none."
+
+
+def _cell(text: str) -> str:
+    return text.replace("|", "\\|").replace("\n", " ")
+
+
+# Numbers --------------------------------------------------------------------------------------------------------
+@cache
+def load_matrix() -> tuple[Heatmap, ...]:
+    """Return the heat maps of the archived matrix, by network; int8 has an archive of its own."""
+    archives = [read_archive(ROOT / "results" / "rows" / f"matrix-{part}.jsonl.xz") for part in ("cifar10", "int8")]
+    maps = [heatmap for archive in archives for heatmap in build_heatmaps(archive.rows)]
+    return tuple(heatmap for heatmap in maps if heatmap.network == "conv-2")
+
+
+@cache
+def load_table() -> ModuleType:
+    """Import results/table.py."""
+    spec = importlib.util.spec_from_file_location("results_table", ROOT / "results" / "table.py")
+    if spec is None or spec.loader is None:
+        raise FileNotFoundError("results/table.py")
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[spec.name] = module  # dataclasses look their module up
+    spec.loader.exec_module(module)
+    return module
+
+
+@cache
+def load_lines() -> tuple[Any, ...]:
+    """Return the lines of results/README.md that have a measurement."""
+    table = load_table()
+    archived = list(table.measure_archives())
+    measured = [*archived, *table.measure_others(archived)]
+    papers = {name: paper for name, paper in table.read_json("items.json").items() if name != "about"}
+    lines = [line for package, paper in papers.items() for line in table.lines_of(package, paper, measured)]
+    return tuple(line for line in lines if line.ours)
+
+
+def matrix_numbers(method: Method) -> Iterator[str]:
+    """Yield the table of the matrix rows that have the method, or of the cells that an attack decided."""
+    attacks = method.kind in ("attack", "inversion")
+    lines = []
+    for row in (row for heatmap in load_matrix() for row in heatmap.rows):
+        parts = {name_of(part) for part in row.name.split("+")}
+        cells = [row.cells.get(column.key) for column in COLUMNS]
+        if attacks:
+            cells = [cell if cell and cell.attack and name_of(cell.attack) == method.name else None for cell in cells]
+        if any(cells) if attacks else method.name in parts and method.kind in _kinds_of(method.name):
+            shown = [
+                f"{cell.text} [{cell.interval}]" if cell and cell.interval else cell.text if cell else ""
+                for cell in cells
+            ]
+            lines.append([f"`{row.name}`", *shown])
+    lines = [line for line in lines if any(line[1:])]
+    if not lines:
+        return
+    used = [place for place in range(len(COLUMNS)) if any(line[place + 1] for line in lines)]
+    head = ["defense", *(f"{COLUMNS[place].title}, {COLUMNS[place].unit}" for place in used)]
+    body = [[line[0], *(line[place + 1] for place in used)] for line in lines]
+    table = load_table().grid(head, body)
+    decided = "Cells of the matrix that this attack decided" if attacks else "Its rows of the matrix"
+    yield f"{decided} (Conv-2 on CIFAR-10, [ground and limits](../../../results/matrix.md)):\n\n{table}"
+
+
+def _kinds_of(name: str) -> list[str]:
+    """Return the kind that a row's name means: a defense before a pruner, as the rows are named by defenses."""
+    order = ("defense", "pruner", "submodel", "base-pruning")
+    return [kind for kind in order if name in methods(kind)][:1]
+
+
+def claims_about(method: Method) -> Iterator[str]:
+    """Yield the table of the papers' claims that name the method, beside our numbers."""
+    spelt = re.escape(method.name).replace(r"\-", "[- ]?")
+    pattern = re.compile(rf"(?<![\w-]){spelt}(?![\w-])", re.IGNORECASE)
+    if method.name in ("none", "local", "random", "mix", "largest", "entropy", "basic"):  # words of plain English
+        pattern = re.compile(rf"\b{method.name.capitalize()}\b")
+    lines = [line for line in load_lines() if pattern.search(line.claim)]
+    if lines:
+        table = re.sub(r"\[rows\]\([^)]*\)", "rows kept", load_table().tabulate(lines))
+        yield f"Claims of the papers that name it ([all claims](../../../results/README.md)):\n\n{table}"
+
+
+# The Python reference -------------------------------------------------------------------------------------------
+def make_reference() -> str:
+    """Return the reference of the public names."""
+    parts = ["# Python reference\nThe names of `secateur`. What else may change is said in [stable names](api.md)."]
+    for name in secateur.__all__:
+        item = getattr(secateur, name)
+        parts.append(f"## {name}\n{describe_item(name, item)}")
+        if inspect.isclass(item) and not issubclass(item, Exception):
+            for part, value in inspect.getmembers(item):
+                if not part.startswith("_") and (inspect.isfunction(value) or isinstance(value, property)):
+                    parts.append(f"### {name}.{part}\n{describe_item(part, value)}")
+    return "\n\n".join(parts) + "\n"
+
+
+def describe_item(name: str, item: Any) -> str:
+    """Return signature and docstring of a function, class or property."""
+    code = []
+    if callable(item):
+        signature = inspect.signature(item)
+        arguments = [str(value).replace("'", "") for value in signature.parameters.values()]
+        marked = list(_with_marks(signature, arguments))
+        returns = (
+            ""
+            if signature.return_annotation is signature.empty or inspect.isclass(item)
+            else (f" -> {str(signature.return_annotation).strip(chr(39))}")
+        )
+        short = f"{name}({', '.join(marked)}){returns}"
+        long = f"{name}(\n" + "".join(f"    {argument},\n" for argument in marked) + f"){returns}"
+        code = ["```text", short if len(short) < 100 else long, "```"]
+    return "\n".join([*code, render_docstring(inspect.getdoc(item) or "")])
+
+
+def _with_marks(signature: inspect.Signature, arguments: list[str]) -> Iterator[str]:
+    """Yield the arguments, with the star before those that need their names."""
+    starred = False
+    for parameter, text in zip(signature.parameters.values(), arguments, strict=True):
+        if parameter.kind is parameter.VAR_POSITIONAL:
+            starred = True
+        if parameter.kind is parameter.KEYWORD_ONLY and not starred:
+            starred = True
+            yield "*"
+        yield text
+
+
+def render_docstring(text: str) -> str:
+    """Return a docstring as Markdown: arguments as a list, examples as code."""
+    head, *rest = re.split(r"\n\s*\n?(Args|Returns|Raises|Example|Examples):\n", f"\n{text}")
+    parts = [head.strip()]
+    for title, body in zip(rest[::2], rest[1::2], strict=True):
+        lines = inspect.cleandoc(f"\n{body}")
+        if title.startswith("Example"):
+            parts.append(f"```python\n{lines}\n```")
+        else:
+            items = re.sub(r"(?m)^(\w+): ", r"- `\1`: ", re.sub(r"\n\s+", " ", lines))
+            parts.append(f"**{title}**\n\n{items}")
+    return "\n\n".join(part for part in parts if part)
