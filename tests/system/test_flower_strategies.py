@@ -43,7 +43,8 @@ def test_deployed_with_keys_of_the_nodes(tmp_path):
             flower.supernode(name, place, also=f'secateur-key="{tmp_path / name}"')
         config = {"rounds": 1, "model": "pruned", "secateur_defense": "dgp", "keys": str(tmp_path / "first.pub")}
         (run,) = set(re.findall(r"\d{15,}", flower.run(APP, **config)))
-        flower.wait_for(lambda: f"of run {run}" in flower.said("superlink"), "the end of the run", 400)
+        ended = rf"Finished task \d+ of run {run}"
+        flower.wait_for(lambda: re.search(ended, flower.said("superlink")), "the end of the run", 400)
         said = flower.flwr("log", run, "loop", "--show")
     assert re.search(RESULT, said).groups()[2:] == ("1", "1", "0"), said[-2000:]
     assert "signed by an unknown key" in said

@@ -40,6 +40,7 @@ from secateur.runs.folder import open_run
 from secateur.runs.rows import Row, join_notes
 from secateur.runs.unfinished import NullWatcher
 from secateur.seeding import derive
+from secateur.training.optimisers import read_steps
 
 
 class Auditor:
@@ -135,8 +136,8 @@ class Auditor:
         update = {name: sent[name] - value for name, value in view.update.values.items()}
         similarity, problem = stated, None if self.upload is None else find_contradiction(self.upload, update)
         if truth is not None:
-            steps, rate = known.local_steps, known.learning_rate or 0.0
-            plain = weights_update(known.net, sent, truth, known.batchnorm, steps, rate, known.local_batch, known.loss)
+            local = read_steps(known)
+            plain = weights_update(known.net, sent, truth, known.batchnorm, loss=known.loss, turn=local)
             similarity = cosine({name: sent[name] - value for name, value in plain.values.items()}, update)
         if problem is not None:
             note = f"the update is visibly not one of {defense}: {problem}"
