@@ -10,9 +10,9 @@ from secateur.data.partition import (
     by_writer,
     dirichlet_labels,
     dirichlet_sizes,
+    draw_shared,
     halve,
     iid,
-    draw_shared,
     writer_groups,
 )
 from secateur.errors import WrongInput
