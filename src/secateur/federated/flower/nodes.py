@@ -43,8 +43,9 @@ LASTED = 60.0  # seconds of a start that did not fail
 def preload() -> None:
     """Import what clients need, before any fork: the methods, the data sets, the code of a turn.
 
-    Nothing is trained here: torch cannot take gradients in a fork of a process that took some.
+    Nothing is trained here: torch cannot take gradients in a fork of a process that took some, nor use a GPU there.
     """
+    os.environ.setdefault("PYTORCH_NVML_BASED_CUDA_CHECK", "1")  # a plain check for GPUs would be such a use
     import_module("secateur.federated.flower.client")
     load_data(read(Federate, None, {}))
 
