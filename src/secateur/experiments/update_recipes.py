@@ -248,7 +248,7 @@ def compare_training(plain: CollaborativeResult, trained: CollaborativeResult, d
 def drop_rows(rows: Sequence[Row], like: str, drop: Estimate, note: str) -> list[Row]:
     """Return the loss of accuracy as a row, with the labels of the rows of a measure; limits are held against it."""
     labelled = [row for row in rows if row.metric == like and row.extra.get("target") is None][-1:]
-    values = {"value": drop.value, "low": drop.low, "high": drop.high, "note": note}
+    values: dict[str, Any] = {"value": drop.value, "low": drop.low, "high": drop.high, "note": note}
     return [replace(row, metric=DROP, attack=None, adaptive=None, **values) for row in labelled]
 
 
