@@ -25,7 +25,7 @@ def is_same(shown, printed):
     """True if two words are the same, or numbers that are near each other."""
     one, other = NUMBER.fullmatch(shown), NUMBER.fullmatch(printed)
     if one is None or other is None:
-        return shown == printed
+        return shown.rstrip(",.:;") == printed.rstrip(",.:;")  # a page may end its quotation earlier
     a, b = (float(match[1].replace(",", "")) for match in (one, other))
     return abs(a - b) <= NEAR * max(abs(a), abs(b))
 
@@ -73,7 +73,7 @@ def test_the_tutorial_prints_what_it_shows(tmp_path, monkeypatch, capfd):
 def test_numbers_of_outputs_may_differ_a_little_and_words_may_not():
     output = ["AUC", "0.593", "±0.025", "6.5%", "LEAKS."]
     assert is_printed(["0.6", "±0.024"], output) and not is_printed(["0.4", "±0.024"], output)
-    assert is_printed(["LEAKS."], output) and not is_printed(["LEAKS", "STRONGLY."], output)
+    assert is_printed(["LEAKS"], output) and not is_printed(["LEAKS", "STRONGLY."], output)
 
 
 def test_the_own_model_of_the_pages_is_trained_and_audited(tmp_path, monkeypatch, capsys):
