@@ -1,4 +1,7 @@
-"""A deployed federation of 200 rounds in which a client lies, nodes are killed and the superlink is restarted."""
+"""A deployed federation in which a client lies, nodes are ended and the superlink is restarted.
+
+SECATEUR_SOAK_ROUNDS=200 makes it longer.
+"""
 
 import os
 import re
@@ -19,7 +22,7 @@ from secateur.runs.folder import load_rows
 pytestmark = pytest.mark.system
 
 APP = Path(__file__).with_name("faulty_app")
-ROUNDS = int(os.environ.get("SECATEUR_SOAK_ROUNDS", "200"))
+ROUNDS = int(os.environ.get("SECATEUR_SOAK_ROUNDS", "60"))
 NODES, LIES, DEADLINE = 3, 5, 10.0
 SETTINGS = {"model": "digits-cnn", "clients": NODES, "per_round": 1, "local_steps": 1, "batch_size": 8}
 SETTINGS |= {"defense": "dgp+error-feedback", "learning_rate": 0.1, "evaluate_every": 10, "rounds": ROUNDS}
@@ -51,12 +54,12 @@ def node_process(flower, number):
 
 
 @pytest.mark.timeout(1800)
-def test_two_hundred_rounds_with_faults(tmp_path):
+def test_many_rounds_outlive_their_faults(tmp_path):
     page = tmp_path / "run" / "report.html"
     with Deployment(tmp_path) as flower:
         flower.superlink()
         flower.superexec()
-        flower.nodes(NODES, 0.05)
+        flower.nodes(NODES, 0.1)
         settings = SETTINGS | {"out": str(page.parent), "deadline": DEADLINE, "patience": 300.0}
         flower.run(APP, **settings, stage=str(tmp_path), lies=LIES)
         begun = time.monotonic()
