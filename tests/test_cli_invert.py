@@ -12,11 +12,12 @@ from secateur.attacks.inversion.updates import gradient_update, weights_update
 from secateur.cli import main
 from secateur.data.load import load
 from secateur.evaluation.calibration import WEIGHTS
-from secateur.interfaces import Batch
+from secateur.interfaces import Batch, Optimiser
 from secateur.models.create import create
 from secateur.runs.folder import load_rows
 from secateur.runs.rows import select_comparable
 from secateur.seeding import derive
+from secateur.training.optimisers import LocalSteps
 
 QUICK = ["--attack", "ig", "--iterations", "60", "--targets", "2"]
 
@@ -32,6 +33,9 @@ def captured(tmp_path_factory):
     save_file(gradient, folder / "gradient.safetensors")
     after = weights_update(net, state, batch, "eval", 2, 0.05).values
     save_file(after, folder / "weights.safetensors", metadata={"kind": "weights"})
+    adam = LocalSteps(((0,),), (0.002,), Optimiser("adam"))
+    stepped = weights_update(net, state, batch, turn=adam).values
+    save_file(stepped, folder / "adam.safetensors", metadata={"kind": "weights"})
     save_file(gradient | {"0.bias": gradient["0.bias"] * torch.nan}, folder / "nan.safetensors")
     save_file(gradient | {"0.bias": torch.zeros(5)}, folder / "shape.safetensors")
     save_file({"other": torch.zeros(1)}, folder / "names.safetensors")
@@ -57,6 +61,42 @@ def test_real_digits_come_back(tmp_path, capsys):
     assert invert(*QUICK, "--out", tmp_path / "run") == 0
     printed = capsys.readouterr().out
     assert "PSNR" in printed and "honest-but-curious" in printed and "report.html" in printed
+
+
+def test_a_step_of_adam_gives_a_digit_back_to_those_who_take_it_too(tmp_path):
+    attacks = "ig:tv=.01:iterations=150,ig:tv=.01:iterations=150:unrolls=false"
+    assert invert("--optimiser", "adam", "--targets", 2, "--attack", attacks, "--out", tmp_path / "run") == 0
+    rows = [row for row in load_rows(tmp_path / "run") if row.extra["target"] is None]
+    aware, naive = ([row for row in rows if ("unrolls" in str(row.attack)) == one] for one in (False, True))
+    values = [{row.metric: row.value for row in part} for part in (aware, naive)]
+    assert values[0]["psnr"] > values[0]["psnr_grey"] + 3 and values[0]["psnr"] > values[1]["psnr"] + 3
+    assert aware[0].extra["update"] == "weights after 1 local step of adam"
+    assert "its optimiser (adam)" in aware[0].extra["knows"] and "plain gradient descent" in naive[0].extra["knows"]
+
+
+@pytest.mark.parametrize(("how", "wanted"), [("adam", "its optimiser (adam)"), ("unknown", "adam, rate 0.002")])
+def test_a_captured_step_of_adam(captured, tmp_path, how, wanted):
+    update = ["--update", captured / "adam.safetensors", "--weights", captured / "sent.safetensors"]
+    rate = ["--learning-rate", 0.002] if how == "adam" else []
+    attack = ["--attack", "ig:tv=.01", "--iterations", 2, "--data", "digits", "--optimiser", how, *rate]
+    assert invert(*attack, *update, "--out", tmp_path / "run") == 0
+    assert all(wanted in row.extra["knows"] for row in load_rows(tmp_path / "run") if "knows" in row.extra)
+
+
+@pytest.mark.parametrize(
+    ("wrong", "said"),
+    [
+        (["--optimiser", "adm"], "did you mean 'adam'"),
+        (["--optimiser", "unknown"], "optimiser: unknown is about a captured update"),
+        (["--local-epochs", "1", "--local-steps", "2"], "cannot be combined with local_steps"),
+        (["--optimiser", "sgd:schedule=.1/.05", "--local-steps", "3"], "2 rates, and the client takes 3 steps"),
+        (["--optimiser", "adam", "--attack", "rob"], "steps of adam do not show them"),
+        (["--optimiser", "adam", "--defense", "dgp"], "cannot be combined with local steps"),
+    ],
+)
+def test_a_wrong_optimiser_is_one_sentence(tmp_path, capsys, wrong, said):
+    assert invert(*wrong, "--out", tmp_path / "run") == 2
+    assert said in capsys.readouterr().err
 
 
 def test_a_dry_run_does_nothing(tmp_path, monkeypatch, capsys):

@@ -189,6 +189,7 @@ class Weights:
     """Update that is the client's weights after its local steps, by parameter name."""
 
     values: Params
+    buffers: Params | None = None  # running statistics of BatchNorm after the steps, if the client sends them
 
 
 @dataclass(frozen=True)

@@ -34,12 +34,13 @@ from secateur.evaluation.client import (
 from secateur.evaluation.update_files import fit_update, read_update
 from secateur.experiments.invert import UpdateExposure, chance_of
 from secateur.experiments.invert_targets import with_policies_for_model
-from secateur.interfaces import Batch, Gradient, Knowledge, Loss, Params, Weights
+from secateur.interfaces import PLAIN_SGD, Batch, Gradient, Knowledge, Loss, Optimiser, Params, Weights
 from secateur.models.create import check_labels, explain_failure
 from secateur.models.wrap import device_of, in_precision
 from secateur.runs.folder import MemoryRun
 from secateur.runs.rows import Row
 from secateur.seeding import derive
+from secateur.training.optimisers import check_optimiser, parse_optimiser
 
 Update = Gradient | Weights | Path | str
 SLACK = 1e-3  # how far a pixel may lie beyond [0, 1], as normalisation rounds
@@ -70,6 +71,9 @@ def invert(
     loss: Loss = nn.functional.cross_entropy,
     batchnorm: Literal["eval", "batch"] = "eval",
     local_steps: int | None = None,
+    local_epochs: int | None = None,
+    local_batch: int | None = None,
+    optimiser: str | Optimiser = PLAIN_SGD,
     learning_rate: float | None = None,
     repeats: int = 1,
     generator: Callable[[Tensor, Tensor], Tensor] | None = None,
@@ -96,7 +100,10 @@ def invert(
         loss: The client's loss.
         batchnorm: The mode of BatchNorm in which the client computes its update.
         local_steps: The client's steps; if given, it sends its weights after them instead of a gradient.
-        learning_rate: The client's; 0.1 for a batch.
+        local_epochs: The client's epochs of batches of `local_batch`, instead of steps.
+        local_batch: The examples of a local step; None: all.
+        optimiser: The client's, such as "sgd:momentum=0.9" or "adam". Another than "sgd" means that it sends weights.
+        learning_rate: The client's; for a batch 0.1, and 0.001 with Adam.
         repeats: The rounds in a row that are of the same batch, which an attack with `rounds` joins.
         generator: A function of noise (N, 128) and labels that makes pictures, for attacks that search through one.
         public: Inputs and labels of the attacker's own, none of them in the batch. An attack such as ig chooses its
@@ -108,8 +115,11 @@ def invert(
     chosen = [inversion(one, **over) for one in ([attack] if isinstance(attack, str) else attack)]
     if not chosen:
         raise WrongInput("attack", "must name at least one attack")
-    check_settings(labels, batchnorm, batch_size, local_steps, learning_rate)
-    targets, inputs = check_targets(model, batch_or_update, batch_size, input_shape, local_steps is not None)
+    rule = parse_optimiser(optimiser) if isinstance(optimiser, str) else check_optimiser(optimiser)
+    local = {"local_steps": local_steps, "local_epochs": local_epochs, "local_batch": local_batch}
+    check_settings(labels, batchnorm, batch_size, local, learning_rate)
+    trains = local_steps is not None or local_epochs is not None or rule != PLAIN_SGD
+    targets, inputs = check_targets(model, batch_or_update, batch_size, input_shape, trains)
     from_batch = isinstance(targets[0], Batch)
     if labels == "oracle" and not from_batch:
         raise WrongInput("labels", "an update that was captured comes without its labels; only inferred is possible")
@@ -126,13 +136,16 @@ def invert(
         loss=loss,
         batchnorm=batchnorm,
         local_steps=local_steps or 1,
-        learning_rate=learning_rate or (0.1 if from_batch else None),
+        learning_rate=learning_rate or ((0.001 if rule.is_adaptive else 0.1) if from_batch else None),
+        local_batch=local_batch,
+        local_epochs=local_epochs,
+        optimiser=rule,
         generator=generator,
     )
     guarded = defense_of_updates(defense)
     if from_batch:
         guarded = with_policies_for_model(guarded, model, _join_targets(targets), centre, spread, seed)
-    sends_weights = local_steps is not None if from_batch else isinstance(targets[0], Weights)
+    sends_weights = trains if from_batch else isinstance(targets[0], Weights)
     check_whole("repeats", repeats)
     client = build_client(knowledge, targets, guarded, residual, sends_weights, labels == "oracle", seed)
     client = replace(client, repeats=repeats)
@@ -165,16 +178,18 @@ def read_public(model: nn.Module, public: Examples | None, knowledge: Knowledge)
 
 
 def check_settings(
-    labels: str, batchnorm: str, batch_size: int | None, local_steps: int | None, learning_rate: float | None
+    labels: str, batchnorm: str, batch_size: int | None, local: dict[str, int | None], learning_rate: float | None
 ) -> None:
     """Refuse settings that are not allowed."""
     options = {"labels": (labels, ("inferred", "oracle")), "batchnorm": (batchnorm, ("eval", "batch"))}
     for field, (word, allowed) in options.items():
         if word not in allowed:
             raise unknown(field, word, allowed)
-    for field, number in (("batch_size", batch_size), ("local_steps", local_steps)):
+    for field, number in ({"batch_size": batch_size} | local).items():
         if number is not None:
             check_whole(field, number)
+    if local["local_steps"] is not None and local["local_epochs"] is not None:
+        raise WrongInput("local_epochs", "cannot be combined with local_steps; leave one of them out")
     if learning_rate is not None:
         check_number("learning_rate", learning_rate, "(0, inf)")
 

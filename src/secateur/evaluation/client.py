@@ -73,6 +73,7 @@ class AttackedClient:
     loss: Loss | None = None  # of the client where a defense changes it; an attacker knows it by adaptive=loss alone
     repeats: int = 1  # rounds in a row that are of one target's examples; the last of them is attacked
     remembered: tuple[str, ...] = ()  # the attacker's use of earlier rounds, in words
+    estimate: str | None = None  # the attacker's of the optimiser, if it does not know it
 
     def meet_attack(self, attack: InversionAttack) -> AttackedClient:
         """Return the client as this attack meets it: an attacker who reapplies the compression knows it."""
@@ -207,7 +208,9 @@ class AttackedClient:
         facts += ["the labels"] if self.tells_labels else []
         facts += ["the batch's BatchNorm statistics"] if self.tells_statistics else []
         if self.sends_weights:
-            facts += ["the client's steps and learning rate", *describe_local(self.knowledge)]
+            rule = describe_local(self.knowledge)
+            rule = ["the client's steps and learning rate", *rule] if self.estimate is None else ["the client's steps"]
+            facts += rule + ([] if self.estimate is None else [f"an estimate of its optimiser ({self.estimate})"])
         facts += ["a generator of such pictures"] if self.knowledge.generator is not None else []
         if self.adaptive != "none":
             facts += ["the client's compression" if self.knowledge.compression is not None else GUESSES[self.adaptive]]

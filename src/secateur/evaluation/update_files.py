@@ -26,7 +26,7 @@ def read_update(path: Path, net: nn.Module, weights: bool) -> Gradient | Weights
     kind = stated_kind or ("weights" if weights else "gradient")
     if kind not in KINDS:
         raise WrongInput("update", f"{path} says that its kind is {kind!r}; allowed: {', '.join(KINDS)}")
-    buffers = {name for name, _ in net.named_buffers()}
+    buffers = [name for name, _ in net.named_buffers()]
     held = {name: value for name, value in values.items() if kind == "gradient" or name not in buffers}
     tensors = fit_update(held, net, str(path))
     if kind == "gradient" and not any(bool(value.any()) for value in tensors.values()):
@@ -34,7 +34,10 @@ def read_update(path: Path, net: nn.Module, weights: bool) -> Gradient | Weights
     if stated_kind is None and kind == "gradient" and _is_near_model(tensors, net):
         advice = "use --local-steps and --learning-rate, or write kind=gradient into the file's metadata"
         raise WrongInput("update", f"{path} looks like weights, for it is nearly the model that was sent; {advice}")
-    return KINDS[kind](tensors)
+    if kind == "gradient":
+        return Gradient(tensors)
+    like = next(iter(net.parameters()))
+    return Weights(tensors, {name: values[name].to(like.device) for name in buffers if name in values} or None)
 
 
 def _is_near_model(values: Params, net: nn.Module) -> bool:

@@ -19,8 +19,10 @@ from secateur import tree
 from secateur.attacks.inversion.generator import Generator as PictureGenerator
 from secateur.attacks.inversion.generator import train_generator
 from secateur.attacks.inversion.label_inference import last_layer
+from secateur.attacks.inversion.optimiser_estimate import estimate_optimiser
 from secateur.catalogue import Choice, Defense, users_own
 from secateur.config import Invert
+from secateur.config.base import UNKNOWN
 from secateur.data.dataset import Dataset, fingerprint
 from secateur.data.load import load
 from secateur.defenses.ats import CHOSEN, SEARCH, AutomaticTransformationSearch, search, write_policies
@@ -30,7 +32,7 @@ from secateur.evaluation.client import AttackedClient, Target, guard_of, loss_of
 from secateur.evaluation.update_files import read_update
 from secateur.experiments.context import SeedContext, file_key
 from secateur.gpu.determinism import device_key
-from secateur.interfaces import Batch, Gradient, Knowledge, Params, Weights
+from secateur.interfaces import Batch, Gradient, Knowledge, Params, ServerView, Weights
 from secateur.models.create import create, load_weights
 from secateur.progress import progress
 from secateur.runs.artifacts import Result, key_of
@@ -86,13 +88,24 @@ def client_of(config: Invert, data: Dataset, device: torch.device, seed: int, de
         learning_rate=config.rate,
         local_batch=config.local_batch,
         local_epochs=config.local_epochs,
-        optimiser=parse_optimiser(config.optimiser),
     )
+    knowledge, estimate = _know_optimiser(config, knowledge, net)
     guard = guard_of(defense, config.residual, seed, lambda number: _draw_other(config, data, seed, number).to(device))
     state, transform = tree.state_of(net), transform_of(defense, knowledge.mean, knowledge.std)
     tells = (config.labels == "oracle", config.statistics)
     client = AttackedClient(net, state, knowledge, weights, *tells, guard, transform, precode, seed)
-    return replace(client, loss=loss_of(defense, config.batch_size), repeats=config.repeats)
+    return replace(client, loss=loss_of(defense, config.batch_size), repeats=config.repeats, estimate=estimate)
+
+
+def _know_optimiser(config: Invert, knowledge: Knowledge, net: nn.Module) -> tuple[Knowledge, str | None]:
+    """Return the knowledge with the client's optimiser, and the words of its estimate if it is estimated."""
+    if config.optimiser != UNKNOWN:
+        return replace(knowledge, optimiser=parse_optimiser(config.optimiser)), None
+    estimate = estimate_optimiser([ServerView(tree.state_of(net), _update(config, net))], knowledge)
+    rate = knowledge.learning_rate or estimate.learning_rate
+    if rate is None and (knowledge.local_steps > 1 or knowledge.local_epochs):
+        raise WrongInput("learning_rate", "cannot be read from several steps of gradient descent; write the client's")
+    return replace(knowledge, optimiser=estimate.optimiser, learning_rate=rate or 1.0), str(estimate)
 
 
 def targets_of(config: Invert, data: Dataset, device: torch.device, seed: int) -> list[Target]:

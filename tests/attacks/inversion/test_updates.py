@@ -1,5 +1,7 @@
 """What a client sends, by hand and against autograd; the sent model never changes."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 from torch import nn
@@ -10,11 +12,14 @@ from secateur.attacks.inversion.updates import (
     batchnorm_order,
     gradient_update,
     read_gradient,
+    read_statistics,
     statistics_of,
     weights_update,
 )
 from secateur.errors import WrongInput
 from secateur.interfaces import Batch, Gradient, Knowledge, ServerView, Weights
+from secateur.models.create import create
+from secateur.seeding import derive
 
 
 @pytest.fixture
@@ -123,3 +128,21 @@ def test_a_parameter_that_is_not_used_has_a_gradient_of_zero_and_others_none_is_
     net.forward = lambda x: torch.zeros(len(x), 3)
     with pytest.raises(WrongInput, match="model: its answers do not depend"):
         gradient_update(net, tree.state_of(net), batch)
+
+
+def test_running_statistics_of_one_step_show_those_of_the_batch():
+    net = create("digits-cnn", (1, 8, 8), 10, derive(1, "initialise")).double()
+    state = tree.clone(tree.state_of(net))
+    batch = Batch(torch.rand(6, 1, 8, 8, generator=derive(0, "x")).double(), torch.arange(6))
+    net.train()(batch.inputs)
+    buffers = {name: value.clone() for name, value in net.named_buffers()}
+    one = torch.ones(1, 1, 1)
+    known = Knowledge(net, (1, 8, 8), 10, one, one, 6, batchnorm="batch", learning_rate=0.1)
+    view = ServerView(state, Weights(dict(net.named_parameters()), buffers))
+    wanted = statistics_of(net, state, batch, "batch")
+    shown = read_statistics(view, known)
+    assert shown is not None and shown.keys() == wanted.keys()
+    for name, value in wanted.items():
+        torch.testing.assert_close(shown[name], value, rtol=1e-9, atol=1e-9)
+    assert read_statistics(view, replace(known, local_steps=2)) is None
+    assert read_statistics(ServerView(state, Weights(view.update.values)), known) is None

@@ -21,7 +21,7 @@ from secateur.attacks.inversion.engines import choose, engine_for
 from secateur.attacks.inversion.label_inference import Rule, infer
 from secateur.attacks.inversion.optimisation import LBFGS, AdamRule, Schedule, StepRule, Trials, learning_rates
 from secateur.attacks.inversion.problem import Bounds, Distance, Matching, Problem, structure
-from secateur.attacks.inversion.updates import ObservedChange, batchnorm_order, read_change
+from secateur.attacks.inversion.updates import ObservedChange, batchnorm_order, read_change, read_statistics
 from secateur.errors import WrongInput, check_number, check_numbers, check_whole, check_wholes
 from secateur.gpu.memory import halve_on_shortage
 from secateur.interfaces import (
@@ -53,6 +53,7 @@ class MatchingTarget:
     labels: Tensor | None  # (B,); None: optimised
     turn: LocalSteps  # unrolled
     bounds: Sequence[Bounds] | None  # of the gradient of each round, if the updates show no more
+    statistics: Sequence[Params | None]  # of the BatchNorm inputs of each round, if the attacker knows them
     note: str
 
 
@@ -244,13 +245,17 @@ def aim_at(attack: GradientMatching, views: Sequence[ServerView], knowledge: Kno
     elif attack.adaptive == "reapply":
         compression, note = adaptive.compression_of(observed[0], knowledge)
         notes.append(note)
-    if attack.batchnorm and knowledge.statistics is None and _list_initial(views[0].sent):
+    stated = None if knowledge.statistics is None else knowledge.statistics[index]
+    statistics = [read_statistics(view, knowledge) if attack.batchnorm and stated is None else stated for view in views]
+    if attack.batchnorm and stated is None and statistics[0] is not None:
+        notes.append("BatchNorm statistics of the batch: read from the client's running ones")
+    elif attack.batchnorm and stated is None and _list_initial(views[0].sent):
         notes.append("BatchNorms that have seen no batch are left out of the prior")
     sent = [_tensors(view.sent, knowledge) for view in views]
     pairs = zip(changes, observed, strict=True)
     bounds = [_mask_bounds(change.bounds, one) for change, one in pairs if change.bounds is not None]
     return MatchingTarget(
-        index, sent, observed, masks, unsigned, compression, labels, turn, bounds or None, "; ".join(notes)
+        index, sent, observed, masks, unsigned, compression, labels, turn, bounds or None, statistics, "; ".join(notes)
     )
 
 
@@ -351,7 +356,7 @@ def _statistics(aim: MatchingTarget, i: int, knowledge: Knowledge) -> Params:
 
     A BatchNorm that has seen no batch has statistics of no data, and the attacker knows this: they are left out.
     """
-    known = None if knowledge.statistics is None else knowledge.statistics[aim.index]
+    known = aim.statistics[i]
     statistics: Params = {}
     for layer, name in enumerate(batchnorm_order(knowledge.net, aim.sent[i], knowledge.input_shape)):
         if known is None and name in _list_initial(aim.sent[i]):

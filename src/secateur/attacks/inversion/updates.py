@@ -14,6 +14,7 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call
 from torch.nn.functional import cross_entropy
+from torch.nn.modules.batchnorm import _BatchNorm
 
 from secateur import tree
 from secateur.attacks.inversion.problem import BatchNormInputs, structure
@@ -31,6 +32,7 @@ from secateur.training.optimisers import (
 )
 
 BatchNormMode = Literal["eval", "batch"]
+RUNNING = ("running_mean", "running_var")
 
 
 def gradient_update(
@@ -124,6 +126,37 @@ def statistics_of(net: nn.Module, state: Params, batch: Batch, batchnorm: BatchN
         for name, pair in zip(norms.names, norms.statistics, strict=True)
         for statistic, value in zip(("mean", "var"), pair, strict=True)
     }
+
+
+def read_statistics(view: ServerView, knowledge: Knowledge) -> Params | None:
+    """Return `NAME.mean` and `NAME.var` of every BatchNorm's input in a client's only step; None if not shown.
+
+    A step makes running statistics r' = (1 - m) r + m b of the batch's b, with the unbiased variance. So b is known.
+    """
+    buffers = view.update.buffers if isinstance(view.update, Weights) else None
+    if not buffers or knowledge.batchnorm != "batch" or len(read_steps(knowledge).batches) > 1:
+        return None
+    fixed, params = _tensors(knowledge.net, view.sent, "batch")
+    sizes, norms = dict[str, int](), {name: m for name, m in fixed.named_modules() if isinstance(m, _BatchNorm)}
+    for name, module in norms.items():
+
+        def count(_: nn.Module, inputs: tuple[Tensor, ...], name: str = name) -> None:
+            sizes[name] = inputs[0].numel() // inputs[0].shape[1]
+
+        module.register_forward_pre_hook(count)
+    probe = next(iter(params.values())).new_zeros(max(2, knowledge.batch_size), *knowledge.input_shape)
+    with torch.no_grad():
+        functional_call(fixed, {**params, **_copy_fixed(fixed, view.sent)}, (probe,))
+    statistics: Params = {}
+    for name, module in norms.items():
+        after, before = ([part.get(f"{name}.{key}") for key in RUNNING] for part in (buffers, view.sent))
+        if name not in sizes or sizes[name] < 2 or any(value is None for value in (*after, *before)):
+            continue
+        share = module.momentum or 1 / float(buffers[f"{name}.num_batches_tracked"])
+        mean, variance = ((a - (1 - share) * b) / share for a, b in zip(after, before, strict=True))  # type: ignore[operator]
+        statistics[f"{name}.mean"] = mean
+        statistics[f"{name}.var"] = (variance * (sizes[name] - 1) / sizes[name]).clamp_min(0)
+    return statistics or None
 
 
 def batchnorm_order(net: nn.Module, state: Params, input_shape: tuple[int, ...]) -> list[str]:

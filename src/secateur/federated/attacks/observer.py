@@ -203,7 +203,10 @@ class RoundObservers(Observers):
         """Return one client's update as the server sees it."""
         rows = flatten_rows(one.rows)
         squares = None if one.squares is None else tree.clone(one.squares)
-        view = ServerView(sent, convert_update(self.federation.terms, sent, tree.clone(one.values)), squares=squares)
+        update = convert_update(self.federation.terms, sent, tree.clone(one.values))
+        if isinstance(update, Weights) and one.buffers:
+            update = Weights(update.values, tree.clone(one.buffers))
+        view = ServerView(sent, update, squares=squares)
         truth = self.federation.examples(rows)
         return ClientView(number, one.client, view, truth, rows, tree.clone(one.buffers), (one.client,))
 
