@@ -252,8 +252,8 @@ def aim_at(attack: GradientMatching, views: Sequence[ServerView], knowledge: Kno
     elif attack.batchnorm and stated is None and _list_initial(views[0].sent):
         notes.append("BatchNorms that have seen no batch are left out of the prior")
     sent = [_tensors(view.sent, knowledge) for view in views]
-    pairs = zip(changes, observed, strict=True)
-    bounds = [_mask_bounds(change.bounds, one) for change, one in pairs if change.bounds is not None]
+    both = zip(changes, observed, strict=True)
+    bounds = [_mask_bounds(change.bounds, one) for change, one in both if change.bounds is not None]
     return MatchingTarget(
         index, sent, observed, masks, unsigned, compression, labels, turn, bounds or None, statistics, "; ".join(notes)
     )

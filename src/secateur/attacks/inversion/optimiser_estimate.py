@@ -45,7 +45,7 @@ class OptimiserEstimate:
         if self.kind is None:
             seen = f"the updates lie between those of SGD and of Adam (spread {self.spread:.2f})"
             raise WrongInput("optimiser", f"cannot be told: {seen}; write the client's own")
-        return Optimiser(self.kind, weight_decay=self.weight_decay if self.kind == "adamw" else 0.0)
+        return Optimiser(self.kind, weight_decay=(self.weight_decay or 0.0) if self.kind == "adamw" else 0.0)
 
     def __str__(self) -> str:
         if self.kind is None:
@@ -107,7 +107,7 @@ def _find_shrinkage(weights: Tensor, change: Tensor) -> float | None:
     if not len(shares):
         return None
     bins = torch.floor(shares.log10() / WIDTH)
-    values, counts = bins.unique(return_counts=True)
+    values, counts = torch.unique(bins, return_counts=True)
     if int(counts.max()) < PEAK * len(weights):
         return None
     return float(shares[bins == values[counts.argmax()]].median())

@@ -149,11 +149,11 @@ def read_statistics(view: ServerView, knowledge: Knowledge) -> Params | None:
         functional_call(fixed, {**params, **_copy_fixed(fixed, view.sent)}, (probe,))
     statistics: Params = {}
     for name, module in norms.items():
-        after, before = ([part.get(f"{name}.{key}") for key in RUNNING] for part in (buffers, view.sent))
-        if name not in sizes or sizes[name] < 2 or any(value is None for value in (*after, *before)):
+        names = [f"{name}.{key}" for key in RUNNING]
+        if sizes.get(name, 0) < 2 or not all(key in buffers and key in view.sent for key in names):
             continue
         share = module.momentum or 1 / float(buffers[f"{name}.num_batches_tracked"])
-        mean, variance = ((a - (1 - share) * b) / share for a, b in zip(after, before, strict=True))  # type: ignore[operator]
+        mean, variance = ((buffers[key] - (1 - share) * view.sent[key]) / share for key in names)
         statistics[f"{name}.mean"] = mean
         statistics[f"{name}.var"] = (variance * (sizes[name] - 1) / sizes[name]).clamp_min(0)
     return statistics or None
