@@ -160,6 +160,8 @@ class AttackedClient:
             if self.guard is None:
                 return plain, None
             return self.guard(plain, held, target, number, replace(known, net=net), turn, memory)
+        if known.learning_rate is None and isinstance(known.optimiser.schedule, str):
+            raise WrongInput("learning_rate", "must be given for a client that sends its weights")
         order = derive(self.seed, "epochs", number, *name_turn(turn))
         local = shuffle_epochs(read_steps(known), known.local_epochs or 1, order)
         return weights_update(net, held, target, known.batchnorm, loss=known.loss, turn=local), None

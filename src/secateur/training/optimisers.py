@@ -225,7 +225,7 @@ def shuffle_epochs(turn: LocalSteps, epochs: int, rng: Generator) -> LocalSteps:
     Example:
         >>> turn = LocalSteps(list_batches(4, 3, epochs=2), (0.1,) * 4)
         >>> shuffle_epochs(turn, 2, Generator().manual_seed(0)).batches
-        ((0, 1, 2), (3,), (2, 0, 1), (3,))
+        ((0, 1, 2), (3,), (0, 1, 3), (2,))
     """
     count = len(turn.batches) // epochs
     first = turn.batches[:count]
