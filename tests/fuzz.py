@@ -387,7 +387,7 @@ def yaml_targets(folder: Path) -> list[Target]:
     def override(content):
         read(Audit, None, {}, [content.decode("utf-8", "replace")])
 
-    fields = [b"rows=none", b"members=200", b"iterations=30", b"sparsity=.5", b"measures=updates", b"rounds=12"]
+    fields = [b"rows=none", b"members=200", b"iterations=30", b"sparsity=.5", b"measures=inversion", b"rounds=12"]
 
     def override_matrix(content):
         request = Request("matrix", "tiny", {}, [content.decode("utf-8", "replace")], folder)

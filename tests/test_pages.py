@@ -24,7 +24,7 @@ GENERATED = ("methods/", "reference.md")  # pages of the site that docs/generate
 NOTEBOOKS = sorted((ROOT / "examples" / "notebooks").glob("*.ipynb"))
 FENCE = re.compile(r"^```(\w*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 MENTION = re.compile(r"secateur [\w-]+( --[\w-]+)?")  # of a command or an option
-NOT_HERE = {"my_models", "presumed"}  # files that a page shows
+NOT_HERE = {"my_models", "presumed", "secateur.federated.flare"}  # files that a page shows, and what needs FLARE
 
 
 def read(page):

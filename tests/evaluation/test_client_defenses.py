@@ -195,7 +195,7 @@ def test_from_python(client, batch):
         ({"defense": "error-feedback"}, "use for example dgp\\+error-feedback"),
         ({"defense": "dp+error-feedback"}, "residual cannot be added"),
         ({"defense": "dgp:k1=.5:k2=.5"}, "with a sum below 1"),
-        ({"defense": "dgp", "local_steps": 2}, "cannot be combined with local_steps"),
+        ({"defense": "dgp", "local_steps": 2}, "cannot be combined with local steps"),
         ({"defense": "dgp", "residual": "e.safetensors"}, "residual: needs error feedback"),
         ({"defense": "dgp", "update": "u.safetensors", "weights": "w.safetensors"}, "captured already"),
     ],

@@ -184,7 +184,7 @@ def test_it_is_said_where_withheld_zeros_count(tmp_path, capsys):
         ),
         (
             ["--defense", "dgp+nope"],
-            "Allowed: dgp, dp, error-feedback, largest, mix, noise, none, outpost, priprune, p",
+            "Allowed: dgp, distributed-dp, dp, error-feedback, largest, mix, noise, none, outpost, priprune, p",
         ),
         (["--attack", "ig,rob"], "apart"),
         (["--attack", "ig", "--local-epochs", "1"], "cannot be combined with local_epochs"),

@@ -187,7 +187,7 @@ def test_updates_of_sub_models_are_attacked_on_the_clients_network(tmp_path, cap
     assert [(row.extra["round"], row.extra["client"], row.extra["rate"]) for row in psnr] == [
         *((number, client, rate) for number in (1, 2) for client, rate in ((0, 1.0), (1, 0.5)))
     ]
-    assert {row.extra["update"] for row in psnr} == {"weights after 1 step of Adam"} and psnr[0].extra[
+    assert {row.extra["update"] for row in psnr} == {"weights after 1 local step of adam"} and psnr[0].extra[
         "batch_size"
     ] == 2
     assert "its sub-model" in psnr[1].extra["knows"] and psnr[0].extra["parameters"] > 2 * psnr[1].extra["parameters"]

@@ -141,7 +141,7 @@ def test_rounds_of_other_examples_cannot_be_joined(digits):
     ("fields", "message"),
     [
         ({"rounds_before": 0, "learning_rate": None}, "users: is about the rounds before"),
-        ({"local_steps": 1, "defense": "none"}, "rounds_before: cannot be combined with local_steps"),
+        ({"local_steps": 1, "defense": "none"}, "rounds_before: cannot be combined with local steps"),
         ({"targets": 900}, "targets: 900 updates of 1 are more than the client's"),
         ({"repeats": 2, "statistics": True}, "repeats: cannot be combined with statistics"),
     ],

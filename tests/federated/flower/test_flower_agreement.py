@@ -15,11 +15,12 @@ from talking import answer, asked, context, delivered
 from torch import nn
 
 import secateur.federated.flower as flower_package
+from secateur.defenses.effect import cosine, find_contradiction
 from secateur.errors import WrongInput
 from secateur.federated.flower import AgreedStrategy, DecodingStrategy, upload_mod
 from secateur.federated.flower.link import arrays_of, tensors_of
 from secateur.federated.flower.mod import read_upload
-from secateur.federated.flower.statement import RECORD, cosine, digest_of, find_contradiction, read_statement
+from secateur.federated.flower.statement import RECORD, digest_of, read_statement
 from secateur.interfaces import Batch
 
 MODEL = {"w": torch.randn(200, generator=torch.Generator().manual_seed(0)), "b": torch.zeros(10)}
@@ -228,7 +229,11 @@ def test_keys_of_nodes_are_files_that_ssh_keygen_and_openssl_write(tmp_path):
 
 def test_the_lines_of_the_page_for_deployments_work(tmp_path, monkeypatch):
     page = (Path(__file__).parents[3] / "docs" / "deploy.md").read_text()
-    blocks = [block for block in re.findall(r"```python\n(.*?)```", page, re.DOTALL) if "Auditor(" not in block]
+    blocks = [
+        block
+        for block in re.findall(r"```python\n(.*?)```", page, re.DOTALL)
+        if "Auditor(" not in block and "flare" not in block
+    ]
     monkeypatch.chdir(tmp_path)
     for number in (0, 1):
         command = ["ssh-keygen", "-q", "-t", "ecdsa", "-b", "384", "-N", "", "-f", f"hospital-{number}"]
