@@ -22,7 +22,7 @@ from secateur.runs.folder import load_rows
 pytestmark = pytest.mark.system
 
 APP = Path(__file__).with_name("faulty_app")
-ROUNDS = int(os.environ.get("SECATEUR_SOAK_ROUNDS", "60"))
+ROUNDS = int(os.environ.get("SECATEUR_SOAK_ROUNDS", "30"))
 NODES, LIES, DEADLINE = 3, 5, 10.0
 SETTINGS = {"model": "digits-cnn", "clients": NODES, "per_round": 1, "local_steps": 1, "batch_size": 8}
 SETTINGS |= {"defense": "dgp+error-feedback", "learning_rate": 0.1, "evaluate_every": 10, "rounds": ROUNDS}

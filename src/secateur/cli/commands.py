@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 import json
 import os
 import sys
@@ -538,8 +539,13 @@ def _fail(sentences: Sequence[str], code: Exit) -> None:
 
 
 def entry() -> Any:
-    """The installed command."""
-    sys.exit(main())
+    """The installed command; an interrupted one waits for no thread, as Flower's may wait for a dead actor for ever."""
+    code = main()
+    if code == Exit.INTERRUPTED:
+        atexit._run_exitfuncs()
+        sys.stdout.flush(), sys.stderr.flush()
+        os._exit(code)
+    sys.exit(code)
 
 
 if __name__ == "__main__":
