@@ -40,7 +40,7 @@ FEDERATE = "federate --data digits --model digits-cnn --clients 8 --per-round 4 
 ATTACK = "--local-steps 1 --attack sgi --iterations 10"
 SHORT = "--set rounds=1 --set examples=500"
 RUNS = {
-    "audit": "audit",
+    "audit": "audit --set examples=900",
     "audit-defended": "audit --set train.epochs=2 --set finetune.epochs=1 --shadows 2 --adaptive "
     "--pruner l1-structured,slimming --defense ppb --attack conf,samia,lira,rmia --set examples=600",
     "invert": "invert --attack ig,dlg --targets 2 --iterations 20 --restarts 2 --defense none,dgp",
