@@ -110,9 +110,7 @@ def invert(
         say(*plan(settings))
         return
     _check_writable(junit)
-    rows = run_invert(settings, out)
-    _print(rows, json_, print_inversion, f"the page: {out / 'report.html'}")
-    _hold(_check_limits(rows, settings.limits), junit)
+    _answer(run_invert(settings, out), settings.limits, out, print_inversion, json_, junit)
 
 
 @run_command()
@@ -135,9 +133,7 @@ def federate(
         say(*plan(settings))
         return
     _check_writable(junit)
-    rows = run_federate(settings, out)
-    _print(rows, json_, print_federation, f"the page: {out / 'report.html'}")
-    _hold(_check_limits(rows, settings.limits), junit)
+    _answer(run_federate(settings, out), settings.limits, out, print_federation, json_, junit)
 
 
 @run_command(name="audit-app")
@@ -160,9 +156,7 @@ def audit_app(
         say(*plan(settings))
         return
     _check_writable(junit)
-    rows = run_audit_app(settings, out)
-    _print(rows, json_, print_federation, f"the page: {out / 'report.html'}")
-    _hold(_check_limits(rows, settings.limits), junit)
+    _answer(run_audit_app(settings, out), settings.limits, out, print_federation, json_, junit)
 
 
 @command()
@@ -477,6 +471,14 @@ def main(arguments: list[str] | None = None) -> int:
     # Two threads on a busy two-core machine can be 50 times slower; must be set before torch is imported.
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
     return guard(lambda: app(args=arguments, standalone_mode=False))
+
+
+def _answer(
+    rows: Sequence[Row], limits: Limits, out: Path, show: Callable[[Sequence[Row]], None], as_json: bool, junit: Junit
+) -> None:
+    """Print the rows of attacked updates and the path of their page, and hold them against the limits."""
+    _print(rows, as_json, show, f"the page: {out / 'report.html'}")
+    _hold(_check_limits(rows, limits), junit)
 
 
 def _print(rows: Sequence[Row], as_json: bool, show: Callable[[Sequence[Row]], None], last: str) -> None:

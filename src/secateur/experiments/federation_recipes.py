@@ -10,7 +10,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import cached_property
 from typing import Any
 
 import torch
@@ -24,15 +23,14 @@ from secateur.errors import WrongInput
 from secateur.evaluation.attack_strength import list_modes
 from secateur.evaluation.selection import AUC, BYTES, DROP, PSNR, Assessment
 from secateur.experiments.federate import FederateExperiment, check_federate
-from secateur.experiments.recipe_search import FIRST, SHADOWED, Confirmation, HalfRun, StageClock, describe_amount
-from secateur.experiments.update_recipes import drop_rows, halve_rows, measure_pictures
+from secateur.experiments.recipe_search import FIRST, SHADOWED, Confirmation, HalfRun, describe_amount
+from secateur.experiments.update_recipes import HalvedBench, drop_rows, halve_rows, measure_pictures
 from secateur.federated.build import load_data, network_of, rates_of, shares_of
 from secateur.interfaces import Params
 from secateur.metrics.estimates import average, difference
 from secateur.metrics.membership import Estimate, share_of
 from secateur.runs.folder import Run
 from secateur.runs.rows import Row
-from secateur.seeding import derive
 
 RUNGS = ("a part of the rounds", "all rounds", "every attacker known")
 SHORTER = 4  # the first rung's part of the rounds
@@ -98,14 +96,10 @@ class FederationSpace:
 
 
 @dataclass(frozen=True)
-class FederationBench:
-    """The halves of the data on which federations are measured, and the run that keeps the stages."""
+class FederationBench(HalvedBench):
+    """The bench of federations."""
 
-    run: Run
     search: RecommendFederation
-    halves: tuple[Dataset, Dataset]  # to choose on, and to confirm on
-    device: torch.device
-    clock: StageClock = field(default_factory=StageClock)
     rungs: Sequence[str] = RUNGS
     plain: dict[tuple[str, int], list[Row]] = field(default_factory=dict)  # of plain federations, by data and rounds
 
@@ -113,16 +107,6 @@ class FederationBench:
     def objectives(self) -> Sequence[str]:
         """The measures to minimise: the leak is that of membership, unless only inversions attack."""
         return (DROP, AUC if self.search.membership else PSNR, BYTES)
-
-    @property
-    def labels(self) -> dict[str, Any]:
-        """The labels of all rows."""
-        return {"model": self.search.model, "dataset": self.halves[0].name, "seed": self.search.seed}
-
-    @cached_property
-    def fresh_seed(self) -> int:
-        """The seed of the confirmation: other clients, another model and other draws."""
-        return int(torch.randint(1_000, 1_000_000, (), generator=derive(self.search.seed, "fresh")))
 
     def open_space(self) -> FederationSpace:
         """Return the terms to search; pilots advise widths for each rule."""
@@ -135,16 +119,6 @@ class FederationBench:
             if search.advise:
                 listed.append((rule, self._advise(rule), "the channels that pilots advise"))
         return FederationSpace(listed, list(dict.fromkeys(search.defense)), self._is_allowed)
-
-    def list_known(self) -> list[FederationRecipe]:
-        """Return nothing: the run file compares none."""
-        return []
-
-    def train_originals(self) -> None:
-        """Do nothing: the plain federation is a stage of the first recipe."""
-
-    def train(self, recipes: Sequence[FederationRecipe], rung: int) -> None:
-        """Do nothing: federations share no steps."""
 
     def audit_seconds(self, fresh: int, finalists: int = 1) -> float:
         """Return about the seconds of all rounds under every attacker known."""

@@ -17,7 +17,7 @@ from torch import nn
 
 from secateur.attacks.inversion.adaptive import settings_of_mode
 from secateur.catalogue import Choice, Defense
-from secateur.config import Invert, RecommendUpdates, dump, inversion
+from secateur.config import Invert, RecommendFederation, RecommendUpdates, dump, inversion
 from secateur.data.dataset import Dataset
 from secateur.defenses.error_feedback import upload_of
 from secateur.defenses.precode import with_divergence
@@ -113,16 +113,14 @@ def halve_rows(data: Dataset, seed: int) -> tuple[Dataset, Dataset]:
 
 
 @dataclass(frozen=True)
-class UpdateBench:
-    """The halves of the data on which defenses of updates are measured, and the run that keeps the stages."""
+class HalvedBench:
+    """The halves of the data on which recipes are measured whole, and the run that keeps the stages."""
 
     run: Run
-    search: RecommendUpdates
+    search: RecommendUpdates | RecommendFederation
     halves: tuple[Dataset, Dataset]  # to choose on, and to confirm on
     device: torch.device
     clock: StageClock = field(default_factory=StageClock)
-    rungs: Sequence[str] = RUNGS
-    objectives: Sequence[str] = (DROP, PSNR, BYTES)
 
     @property
     def labels(self) -> dict[str, Any]:
@@ -131,22 +129,31 @@ class UpdateBench:
 
     @cached_property
     def fresh_seed(self) -> int:
-        """The seed of the confirmation: another model, other draws, and other starts of the attacks."""
+        """The seed of the confirmation: another model, other clients and draws, and other starts of the attacks."""
         return int(torch.randint(1_000, 1_000_000, (), generator=derive(self.search.seed, "fresh")))
 
-    def open_space(self) -> UpdateSpace:
-        """Return the defenses to search."""
-        return UpdateSpace(list(dict.fromkeys(self.search.defense)))
-
-    def list_known(self) -> list[UpdateRecipe]:
+    def list_known(self) -> list[Any]:
         """Return nothing: the run file compares none."""
         return []
 
     def train_originals(self) -> None:
-        """Do nothing: the undefended training is a stage of the first recipe."""
+        """Do nothing: what is undefended is a stage of the first recipe."""
 
-    def train(self, recipes: Sequence[UpdateRecipe], rung: int) -> None:
+    def train(self, recipes: Sequence[Any], rung: int) -> None:
         """Do nothing: recipes share no steps."""
+
+
+@dataclass(frozen=True)
+class UpdateBench(HalvedBench):
+    """The bench of defenses of updates."""
+
+    search: RecommendUpdates
+    rungs: Sequence[str] = RUNGS
+    objectives: Sequence[str] = (DROP, PSNR, BYTES)
+
+    def open_space(self) -> UpdateSpace:
+        """Return the defenses to search."""
+        return UpdateSpace(list(dict.fromkeys(self.search.defense)))
 
     def audit_seconds(self, fresh: int, finalists: int = 1) -> float:
         """Return about the seconds of every attacker known on so many recipes."""
