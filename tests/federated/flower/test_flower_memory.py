@@ -1,6 +1,7 @@
 """The server adds updates up as they come: what it holds does not grow with the clients of a round."""
 
 import gc
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -46,7 +47,8 @@ def held():
 def measured(*clients):
     here = Path(__file__).parent
     code = SCRIPT.format(paths=[str(here), str(here.parents[1])], clients=clients)
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    at_once = os.environ | {"MALLOC_MMAP_THRESHOLD_": str(MIB)}  # a freed update goes back to the system at once
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, env=at_once)
     return list(map(float, done.stdout.split()))
 
 
