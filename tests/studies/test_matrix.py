@@ -1,5 +1,7 @@
 """The matrix: cells of experiments on one ground, refusals with their reasons, parts that are joined into one page."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 
@@ -7,11 +9,12 @@ from secateur import catalogue
 from secateur.config import choice
 from secateur.data.load import load
 from secateur.errors import WrongInput
-from secateur.report.matrix import BY_KEY, CELL, REFUSED
+from secateur.report.matrix import BY_KEY, CELL, REFUSED, build_heatmaps
 from secateur.report.page import write_page
 from secateur.runs.folder import load_rows
 from secateur.studies import read_data
 from secateur.studies.matrix.ground import MatrixSetting, MatrixStep, draw_ground
+from secateur.studies.matrix.measures import train_reference
 from secateur.studies.study import read_scales, reproduce
 
 TINY = read_scales("matrix")["tiny"]
@@ -94,3 +97,34 @@ def test_parts_of_a_matrix_join_into_one_page(tmp_path):
     assert page.count('<th scope="row">') == 2
     assert {row.attack for row in rows} == {"rob:bins=16", "rob:adaptive=support:bins=16"}
     assert page.count("<img") == 2 * 4 * 2, "truths and the active server's pictures of both rows"
+
+
+def test_a_defense_meets_reference_models_that_imitate_it(tmp_path):
+    rows = measure(tmp_path, "rows=none,random,ats", "measures=training", "rounds=2")
+    final = [row for row in rows if row.extra["column"] == "final-rmia"]
+    asked = {name: [row for row in final if row.extra["row"] == name] for name in ("none", "random", "ats")}
+    assert [len(asked[name]) for name in asked] == [1, 2, 2], "an undefended federation is imitated already"
+    imitating, plain = asked["random"]
+    assert imitating.extra["references"] == "reference models under the defense" and "references" not in plain.extra
+    assert imitating.value != plain.value, "other models"
+    assert not any("unmet" in row.extra for row in final)
+    (cell,) = (row.cells["final-rmia"] for row in build_heatmaps(rows)[0].rows if row.name == "random")
+    assert cell.estimate.value == max(imitating.value, plain.value)
+    assert {line[0] for line in cell.list_rows()} == {"rmia", "rmia, reference models under the defense"}
+
+
+def test_a_reference_model_is_trained_under_the_defense():
+    ground = replace(setting().data, train_size=60)
+    plain, one, same, other = (
+        train_reference(replace(setting(defense=name), data=ground, seed=seed))
+        for name, seed in (("none", 7), ("random", 7), ("random", 7), ("random", 8))
+    )
+    assert all(torch.equal(one[name], same[name]) for name in one)
+    assert any(not torch.equal(one[name], plain[name]) for name in one)
+    assert any(not torch.equal(one[name], other[name]) for name in one)
+
+
+def test_without_imitation_the_cells_of_a_defense_are_marked(tmp_path):
+    rows = measure(tmp_path, "rows=random", "measures=training", "rounds=2", "imitates=false")
+    final = [row for row in rows if row.extra["column"].startswith("final")]
+    assert [row.extra["unmet"] for row in final] == ["no reference model imitates the defense"] * 2

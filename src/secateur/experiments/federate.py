@@ -156,6 +156,14 @@ class FederateExperiment:
         self.run.add([row_of(one.labels, seconds, one.federation.terms, timing=True) for one in recorded])
         return model
 
+    def train(self, seed: int, method: Choice, defense: Defense) -> Params:
+        """Run one federation to its last round, and return the server's final model; its rows are not kept."""
+        let_go(self.device)
+        whole = _join_federations([self._record(FederationLog(), seed, method, defense, None).federation])
+        for _ in whole.rounds():
+            pass
+        return whole.model()
+
     def _record(
         self, rows: FederationLog, seed: int, method: Choice, defense: Defense, beside: Any
     ) -> RecordedFederation:

@@ -104,7 +104,7 @@ class MatrixCell:
         for row in self.rows:
             if row.metric == CELL and row.value is not None:
                 low, high = (-math.inf if row.low is None else row.low, math.inf if row.high is None else row.high)
-                known.setdefault(row.attack, {})[row.seed] = Estimate(row.value, low, high)
+                known.setdefault(name_attacker(row), {})[row.seed] = Estimate(row.value, low, high)
         return known
 
     @cached_property
@@ -163,12 +163,18 @@ class MatrixCell:
             average = mean(measure)
             assert average is not None
             interval = self.column.format_interval(average)
-            same = {row.seed: row for row in self.rows if row.metric == CELL and row.attack == attack}
+            same = {row.seed: row for row in self.rows if row.metric == CELL and name_attacker(row) == attack}
             seeds = sorted(same)[:MOST_LINES]
             numbers = [f"{self.column.format(measure[x])} (seed {x}{_describe(same[x])})" for x in seeds]
             text = f"{self.column.format(average)}{f' [{interval}]' if interval else ''}"
             lines.append((attack or "", text, ", ".join(numbers)))
         return lines
+
+
+def name_attacker(row: Row) -> str | None:
+    """Return the attack of a measurement, with its reference models where there are several kinds."""
+    references = row.extra.get("references")
+    return f"{row.attack}, {references}" if references else row.attack
 
 
 def _describe(row: Row) -> str:

@@ -11,7 +11,7 @@ What an attacker sees is the same in every row of a column:
 
 - final model: RMIA and LiRA ask the last model, with reference models that are in or out for every candidate. They are
   trained by SGD on the union of the clients' batches, which is what an undefended federation does. They are compressed
-  as the final model is, but no reference model imitates a defense of the federation; such cells are marked.
+  as the final model is. A defense of the federation also meets reference models that are trained under it (`imitates`).
 - updates: membership attacks on every client's last rounds.
 - inversion: all clients' updates of one early round, where gradients are large. Labels are known. The plain attacker
   reads the mask of pruned weights as SGI does; the strongest is the best of the catalogue's `adaptive` modes.
@@ -51,7 +51,7 @@ from secateur.studies.study import (
 )
 
 PARTS = {"rows": "row", "networks": "network", "measures": "measures"}  # `--set` selects from these fields of steps
-FACTS = ("clients", "members", "batch_size", "rounds", "attacked_round", "iterations", "in_out")
+FACTS = ("clients", "members", "batch_size", "rounds", "attacked_round", "iterations", "in_out", "imitates")
 
 
 def plan(study: Study, request: Request) -> StudyPlan:

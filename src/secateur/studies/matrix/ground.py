@@ -96,6 +96,12 @@ class MatrixSetting:
         """The undefended federation on the same ground."""
         return replace(self, step=MatrixStep(self.step.network, "no defense", "none"))
 
+    @property
+    def is_defended(self) -> bool:
+        """True if the federation itself has a defense, or prunes."""
+        step = self.step
+        return not step.pruner and (step.defense, step.base_pruning, step.submodels) != ("none", "none", "")
+
     def federate(self, **more: Any) -> Federate:
         """Return the run file of a federation on the ground."""
         scale, step = self.scale, self.step

@@ -21,8 +21,9 @@ from secateur.experiments.context import SeedContext, check_audit, fit_pruners
 from secateur.experiments.federate import FederateExperiment, check_federate
 from secateur.experiments.invert import ClientExposure, check_invert, refusal_of
 from secateur.experiments.pipeline import VICTIM, ModelFactory
-from secateur.experiments.threat_models import list_matchups
+from secateur.experiments.threat_models import Matchup, list_matchups
 from secateur.federated.build import shares_of
+from secateur.federated.collaborative.training import CollaborativeResult
 from secateur.interfaces import Params
 from secateur.metrics.estimates import average, mean_of
 from secateur.metrics.membership import Estimate, share_of
@@ -31,6 +32,7 @@ from secateur.runs.rows import Row
 from secateur.studies.dgp.extensions import write_tensors
 from secateur.studies.dgp.steps import train as collaborate
 from secateur.studies.matrix.ground import MatrixSetting
+from secateur.studies.matrix.references import ImitatingFactory
 
 log = logging.getLogger(__name__)
 FINAL = ("final-rmia", "final-lira")
@@ -38,6 +40,7 @@ EQUAL = 60.0  # dB
 SCORES = ("recognisable", "ssim", "psnr_grey")
 COSTS = ("accuracy", "bytes", "seconds")
 UNDEFENDED = "no reference model imitates the defense"
+IMITATING = "reference models under the defense"
 Measure = Callable[[MatrixSetting], None]
 
 
@@ -188,8 +191,7 @@ def measure_training(setting: MatrixSetting) -> None:
     weights, rows = train(setting)
     add_training(setting, rows)
     tested = [row for row in rows if row.metric == "test_accuracy" and row.extra["client"] is None]
-    defended = (step.defense, step.base_pruning, step.submodels) != ("none", "none", "")
-    attack_trained(setting, weights, tested[-1].value, {"unmet": UNDEFENDED} if defended else {})
+    attack_trained(setting, weights, tested[-1].value, {})
 
 
 def add_training(setting: MatrixSetting, rows: Sequence[Row]) -> None:
@@ -208,15 +210,20 @@ def add_training(setting: MatrixSetting, rows: Sequence[Row]) -> None:
 
 def measure_collaboration(setting: MatrixSetting, reason: str) -> None:
     """Train by collaborative SGD on the same shares, for a defense that no federation takes; attack the final model."""
-    shares = shares_of(setting.undefended.federate(), setting.data, setting.seed)
-    fields: dict[str, Any] = {"batch_size": setting.scale.batch_size, "momentum": 0.0, "weight_decay": 0.0}
-    trained = collaborate(setting.collaborate(), "server", shares=shares, **fields)
+    trained = _collaborate(setting)
     last, outside = trained.history[-1], {"outside": f"collaborative SGD outside a federation ({reason})"}
     setting.add("bytes", _exact(float(last["bytes_up"])), unit="an update", **outside)
     seconds = sum(float(epoch["seconds"]) for epoch in trained.history)
     setting.add("seconds", _exact(seconds), unit="the training", **outside)
     weights = _write_model(setting, trained.state)
-    attack_trained(setting, weights, float(last["test_accuracy"]), outside | {"unmet": UNDEFENDED})
+    attack_trained(setting, weights, float(last["test_accuracy"]), outside)
+
+
+def _collaborate(setting: MatrixSetting) -> CollaborativeResult:
+    """Train by collaborative SGD on the shares of the undefended federation."""
+    shares = shares_of(setting.undefended.federate(), setting.data, setting.seed)
+    fields: dict[str, Any] = {"batch_size": setting.scale.batch_size, "momentum": 0.0, "weight_decay": 0.0}
+    return collaborate(setting.collaborate(), "server", shares=shares, **fields)
 
 
 def attack_trained(setting: MatrixSetting, weights: Path, accuracy: float | None, marks: dict[str, str]) -> None:
@@ -237,6 +244,19 @@ def measure_compression(setting: MatrixSetting) -> None:
         base = setting.undefended
         known = setting.models.get(_name(base))
         measure_final(setting, train(base)[0] if known is None else known, {})
+
+
+def train_reference(setting: MatrixSetting) -> Params:
+    """Train as the row's final model is trained, without attacks and rows; return the model."""
+    rounds: dict[str, Any] = {"rounds": setting.scale.rounds, "evaluate_every": setting.scale.rounds}
+    try:
+        config = setting.federate(**({"attack": "none"} if setting.step.submodels else rounds))
+        check_federate(config, setting.data, setting.device)
+    except WrongInput:
+        return _collaborate(setting).state
+    experiment = FederateExperiment(config, setting.run, setting.data, setting.device)
+    method = config.submodels[0] if config.submodels else config.base_pruning[0]
+    return experiment.train(setting.seed, method, config.defense[0])
 
 
 def train(setting: MatrixSetting) -> tuple[Path, Sequence[Row]]:
@@ -267,12 +287,16 @@ def _name(setting: MatrixSetting) -> str:
 
 
 def measure_final(setting: MatrixSetting, weights: Path, marks: dict[str, str]) -> None:
-    """Attack a final model, after its compression if the row has one, and measure its accuracy."""
+    """Attack a final model, after its compression if the row has one, and measure its accuracy.
+
+    A defense of the federation is attacked twice: by reference models without it, and by those that imitate it.
+    """
     config, start = setting.audit(weights), len(setting.run.rows)
     check_audit(config)
     config = fit_pruners(config, setting.data, chosen=True)
     context = SeedContext(setting.run, config, setting.data, setting.device, setting.seed)
-    factory = ModelFactory(context, parts_of(config, setting.data, setting.seed))
+    parts = parts_of(config, setting.data, setting.seed)
+    factory = ModelFactory(context, parts)
     matchup = list(list_matchups(config, setting.seed))[-1]
     begun = time.monotonic()
     model = factory.models(matchup.victim, [VICTIM])[VICTIM]
@@ -280,19 +304,42 @@ def measure_final(setting: MatrixSetting, weights: Path, marks: dict[str, str]) 
     evaluation = AuditEvaluation(config, factory)
     make_together([evaluation], [matchup])
     evaluation.measure_model(matchup.victim)
-    for attack in config.attack:
-        evaluation.measure_attack(matchup, attack)
     rows = setting.run.rows[start:]
-    for attack in config.attack:
-        auc = next(row for row in rows if (row.metric, row.attack) == ("auc", str(attack)))
-        rate = next((row.value for row in rows if (row.metric, row.attack) == ("tpr_at_fpr_0.01", str(attack))), None)
-        setting.add(f"final-{attack.name}", _estimate(auc), str(attack), tpr=rate, **marks)
     setting.add("accuracy", _estimate(next(row for row in rows if row.metric == "test_accuracy")))
     if setting.step.pruner:
         size = next(row for name in ("compressed", "masked") for row in rows if row.metric == f"bytes_{name}")
         setting.add("bytes", _exact(size.value or 0.0), unit="the model")
         kept = setting.run.stage("seconds", {"model": model.key}, lambda: Result(data={"seconds": took}))
         setting.add("seconds", _exact(kept.data["seconds"]), unit="the fine-tuning")
+    stronger = _attack_by_imitation(setting, evaluation, matchup, marks) if setting.is_defended else {}
+    _attack_final(setting, evaluation, matchup, marks | stronger)
+
+
+def _attack_by_imitation(
+    setting: MatrixSetting, evaluation: AuditEvaluation, matchup: Matchup, marks: dict[str, str]
+) -> dict[str, str]:
+    """Attack with reference models under the row's defense; return the mark of the others if there are none."""
+    if not setting.scale.imitates:
+        return {"unmet": UNDEFENDED}
+    factory = evaluation.factory
+    imitating = ImitatingFactory(factory.context, factory.parts, setting, train_reference)
+    try:
+        informed = AuditEvaluation(evaluation.config, imitating)
+        _attack_final(setting, informed, matchup, marks | {"references": IMITATING})
+    except WrongInput as error:
+        return {"unmet": f"{UNDEFENDED} ({error})"}
+    return {}
+
+
+def _attack_final(setting: MatrixSetting, evaluation: AuditEvaluation, matchup: Matchup, marks: dict[str, str]) -> None:
+    """Attack a final model with one set of reference models."""
+    for attack in evaluation.config.attack:
+        start = len(setting.run.rows)
+        evaluation.measure_attack(matchup, attack)
+        rows = [row for row in setting.run.rows[start:] if row.attack == str(attack)]
+        auc = next(row for row in rows if row.metric == "auc")
+        rate = next((row.value for row in rows if row.metric == "tpr_at_fpr_0.01"), None)
+        setting.add(f"final-{attack.name}", _estimate(auc), str(attack), tpr=rate, **marks)
     evaluation.release()
 
 

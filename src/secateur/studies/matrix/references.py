@@ -1,0 +1,54 @@
+"""Reference models of an attacker who knows of a federation's defense: final models of federations under it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import asdict, replace
+
+import torch
+
+from secateur.data.partition import Part
+from secateur.experiments.context import SeedContext
+from secateur.experiments.pipeline import VICTIM, ModelFactory
+from secateur.experiments.threat_models import Compression
+from secateur.interfaces import Params
+from secateur.runs.artifacts import Result
+from secateur.seeding import derive, draw_seed
+from secateur.studies.matrix.ground import MatrixSetting
+
+
+class ImitatingFactory(ModelFactory):
+    """A maker of models whose reference models are trained as the victim was: by clients, under the row's defense.
+
+    Each has clients, first weights and draws of its own, and a half of the candidates for members.
+    """
+
+    def __init__(
+        self,
+        context: SeedContext,
+        parts: dict[str, Part],
+        setting: MatrixSetting,
+        train: Callable[[MatrixSetting], Params],
+    ) -> None:
+        super().__init__(context, parts)
+        self.setting, self.train = setting, train
+
+    def _make(self, compression: Compression, roles: tuple[str, ...]) -> dict[str, Result]:
+        return {
+            role: super(ImitatingFactory, self)._make(compression, (role,))[role]
+            if role == VICTIM
+            else self._imitate(compression, role)
+            for role in roles
+        }
+
+    def _imitate(self, compression: Compression, role: str) -> Result:
+        """Return the final model of a training on a role's rows, as a stage of the run."""
+        setting, part = self.setting, self.parts[role]
+        data, rows = setting.data, torch.cat([part.train, part.test])
+        ground = replace(data, inputs=data.inputs[rows], labels=data.labels[rows], train_size=part.train.numel())
+        seed = draw_seed(derive(setting.seed, "imitate", role), below=2**31)
+        (job,) = self.jobs(compression, [role])
+        terms = asdict(setting.step) | {"measures": None, "defense": setting.defense, "rounds": setting.scale.rounds}
+        terms |= {name: getattr(setting.scale, name) for name in ("clients", "batch_size", "learning_rate")}
+        imitation = replace(setting, data=ground, seed=seed)
+        return setting.run.stage("imitate", job.base | terms, lambda: Result(self.train(imitation)))
