@@ -142,7 +142,7 @@ def resemblance(victim: Accuracy, shadows: Sequence[Accuracy], rows: Sequence[in
     return Validity("shadows", False, f"the shadows do not resemble the victim ({shown})")
 
 
-def trained_out(gain: Estimate, recipe: str) -> Validity:
+def doubt_training(gain: Estimate, recipe: str) -> Validity:
     """Return the doubt about an original that fine-tuning alone makes more accurate."""
     shown = f"{gain.value:.3f} [{gain.low:.3f}, {gain.high:.3f}]"
     problem = f"the original is not trained out: {recipe} is more accurate by {shown}, on the rows that chose"

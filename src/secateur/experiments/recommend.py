@@ -45,7 +45,7 @@ from secateur.evaluation.selection import (
     write_estimate,
 )
 from secateur.evaluation.setup import join_population, prepare, with_scaling
-from secateur.evaluation.validity import Validity, failures, trained_out, validity_rows
+from secateur.evaluation.validity import Validity, doubt_training, failures, validity_rows
 from secateur.experiments.context import (
     check_function,
     check_installed,
@@ -254,7 +254,7 @@ def doubt_original(search: RecipeSearch, confirmed: Confirmation) -> Confirmatio
     if best is None:
         return confirmed
     value, low, high, _ = best.measures[DROP]
-    check = trained_out(Estimate(-value, -high, -low), best.title)
+    check = doubt_training(Estimate(-value, -high, -low), best.title)
     rows = validity_rows(search.bench.labels | search.chosen[1].labels, [check])
     return replace(confirmed, rows=[*confirmed.rows, *rows])
 
@@ -302,15 +302,15 @@ def name_others(search: RecipeSearch, compared: Sequence[tuple[SearchedRecipe, M
         best = choose(others, limits, search.shown)
         rest = "" if best.title in audited else "; it was not audited on the other rows"
         sentences.append(f"Next by the rows that chose is {best.title}: {_list_measures(best.measures)}{rest}.")
-    both = [
-        Assessment(search.recipes.index(recipe), recipe.title, SHADOWED, measures) for recipe, measures in compared
-    ]
+    both = [Assessment(search.recipes.index(recipe), recipe.title, SHADOWED, measures) for recipe, measures in compared]
     both = [item for item in both if not list_excesses(item, limits)]
     both = [item for item in both if not list_excesses(search.results[item.number], limits)]
     if both:
         best = choose(both, limits)
         sentences.append(f"Of yours, {best.title} holds the limits on both halves; taking it is a choice by both.")
-    return [*sentences, "Audit such a recipe with another seed, under compare, before you ship it."] if sentences else []
+    if sentences:
+        sentences.append("Audit such a recipe with another seed, under compare, before you ship it.")
+    return sentences
 
 
 def _list_measures(measures: Mapping[str, Estimate]) -> str:
