@@ -323,17 +323,14 @@ def _list_measures(measures: Mapping[str, Estimate]) -> str:
 
 
 def compare(search: RecipeSearch, confirmed: Confirmation) -> list[tuple[SearchedRecipe, Mapping[str, Estimate]]]:
-    """Measure the user's recipes on the rows that chose nothing, and add them to the run beside the recommended one.
+    """Add the recommended recipe to the run as measured on the rows that chose nothing, and the user's beside it.
 
     Each is attacked by fresh shadow models of its own recipe. A kill leaves the rows of those that are done.
     """
-    if not isinstance(search.config, Recommend) or not isinstance(search.bench, RecipeBench):
-        return []
-    run, compared = search.bench.run, list[tuple[SearchedRecipe, Mapping[str, Estimate]]]()
+    run, (number, chosen) = search.bench.run, search.chosen
+    run.add(search.measure_rows(chosen, confirmed.measures, COMPARED, recipe=number, rung=SHADOWED))
+    compared = list[tuple[SearchedRecipe, Mapping[str, Estimate]]]()
     for place, recipe in enumerate(search.bench.list_known(), start=1):
-        if place == 1:
-            number, chosen = search.chosen
-            run.add(search.measure_rows(chosen, confirmed.measures, COMPARED, recipe=number, rung=SHADOWED))
         compared.append((recipe, search.bench.confirm(recipe).measures))
         run.add(search.measure_rows(*compared[-1], COMPARED, recipe=-place, rung=SHADOWED))
         run.flush()
