@@ -42,6 +42,7 @@ check: .venv/dev  ## lint, formatting, types, layers, words, the table of result
 	$(BIN)/lint-imports
 	$(BIN)/python .ci/words.py src
 	$(BIN)/python results/table.py --check
+	$(BIN)/python results/recommend.py --check
 
 format: .venv/dev  ## format the code
 	$(BIN)/ruff check --fix .

@@ -188,6 +188,11 @@ class Compressor(Joined):
         return any(getattr(part.method.make, "uses_sparsity", True) for part in self.parts)
 
     @property
+    def finetunes(self) -> bool:
+        """True if the model is fine-tuned; int8 alone leaves nothing to tune."""
+        return not hasattr(self.parts[0].method.make, "convert")
+
+    @property
     def only_masks(self) -> bool:
         """True if the network keeps its form: no part reshapes or converts it."""
         return not any(hasattr(part.method.make, act) for part in self.parts for act in ("reshape", "convert"))

@@ -7,6 +7,7 @@ from secateur.evaluation.selection import (
     check_measures,
     choose,
     explain_limits,
+    find_gain,
     list_excesses,
     select_front,
 )
@@ -84,3 +85,9 @@ def test_the_whole_interval_decides_where_a_policy_says_so():
     answers = [check_measures("it", measures, {"psnr": limit}, "high")[0] for limit in (14.0, 13.0, 9.0)]
     assert [answer.outcome for answer in answers] == [Outcome.WITHIN, Outcome.INCONCLUSIVE, Outcome.ABOVE]
     assert answers[0].evidence.attack == "ig"
+
+
+def test_an_original_is_beaten_only_by_a_whole_interval_beyond_the_limit():
+    items = [recipe(0, 0.01, 0.5, 1.0, width=0.01), recipe(1, -0.10, 0.6, 1.0, width=0.02)]
+    assert find_gain(items, 0.07).number == 1
+    assert find_gain(items, 0.09) is None and find_gain([recipe(2, None, 0.5, 1.0)], 0.0) is None

@@ -5,7 +5,7 @@ import pytest
 from secateur.config import Recommend, read
 from secateur.errors import WrongInput
 from secateur.evaluation.selection import Assessment
-from secateur.experiments.recipe_space import RecipeSampler, build_space
+from secateur.experiments.recipe_space import RecipeSampler, build_space, list_known
 from secateur.metrics.membership import Estimate
 
 pytest.importorskip("optuna")
@@ -32,6 +32,22 @@ def test_every_recipe_is_drawn_once_and_equal_seeds_draw_alike():
     # four of l1-unstructured, and int8 alone once: it has no sparsity, and no fine-tuning for ppb
     assert len(recipes) == len(set(recipes)) == 5
     assert recipes == draw_all(seed=3)
+
+
+def test_int8_alone_is_one_recipe_whatever_the_sparsity_and_the_schedule():
+    space, ours = space_of(epochs=[1, 2]), [{"pruner": "int8", "sparsity": 0, "epochs": 2}]
+    places = {"pruner": 1, "defense": 0}
+    drawn = {space.build(places | {"sparsity": i, "epochs": i, "learning_rate": i}) for i in range(2)}
+    (recipe,) = drawn
+    assert recipe.title == "int8 with basic"
+    (known,) = list_known(read(Recommend, None, FIELDS | {"compare": ours}), tabular=False)
+    sampler = RecipeSampler(space_of(pruner="int8", defense="basic", epochs=[2], learning_rate=[0.001]), {}, seed=0)
+    assert known == recipe and not sampler.include(known) and sampler.draw(1) == []
+
+
+def test_no_pruner_is_refused_with_what_to_write_instead():
+    with pytest.raises(WrongInput, match="name int8 alone to quantise without pruning"):
+        space_of(pruner="none,int8")
 
 
 def test_open_schedules_follow_fine_tuning():

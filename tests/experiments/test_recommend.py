@@ -3,6 +3,7 @@
 import json
 import shutil
 from contextlib import contextmanager
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -13,14 +14,17 @@ from secateur.cli import main
 from secateur.config import Recommend, read
 from secateur.data.load import load
 from secateur.errors import WrongInput
+from secateur.evaluation import limits
+from secateur.evaluation.selection import Assessment
 from secateur.experiments import pipeline, recipe_spread
 from secateur.experiments import recommend as recommend_job
 from secateur.experiments.prune import load_pruned
 from secateur.experiments.recipe_evaluation import RecipeBench, split_parts
-from secateur.experiments.recipe_search import SHADOWED
+from secateur.experiments.recipe_search import SHADOWED, Confirmation
 from secateur.experiments.recommend import plan
+from secateur.metrics.membership import Estimate
 from secateur.runs.folder import load_figures, load_finished
-from secateur.runs.rows import select_comparable
+from secateur.runs.rows import Row, select_comparable
 from secateur.training.aided_trainer import fit_by_losses
 
 pytest.importorskip("optuna")
@@ -182,6 +186,42 @@ def test_impossible_limits_name_the_limit_and_the_nearest_recipe(copied, tmp_pat
     assert code == 1
     assert "No recipe holds the limit 0.001 on share of the original's bytes: the lowest value is" in said
     assert "The nearest recipe is l1-structured 0.9" in said
+
+
+def assess(number, drop, auc, rung=SHADOWED):
+    ends = {"accuracy_drop": Estimate(drop, drop - 0.01, drop + 0.01), "auc": Estimate(auc, auc - 0.01, auc + 0.01)}
+    return Assessment(number, f"recipe {number}", rung, ends)
+
+
+def test_an_original_that_is_not_trained_out_ends_every_limit():
+    config = read(Recommend, None, FIELDS | {"max_accuracy_drop": 0.03})
+    chosen = SimpleNamespace(labels={"pruner": "l1-unstructured", "sparsity": 0.6, "defense": "mixed-distil"})
+    labels = {"model": "digits-cnn", "dataset": "digits", "seed": 0}
+    results = {0: assess(0, 0.009, 0.53), 1: assess(1, -0.12, 0.6, rung=1), 2: assess(2, -0.3, 0.6, rung=0)}
+    search = SimpleNamespace(config=config, results=results, limits={"accuracy_drop": 0.03})
+    search.bench, search.chosen = SimpleNamespace(labels=labels), (0, chosen)
+    drop = Row(**labels, **chosen.labels, metric="accuracy_drop", value=0.01, low=0.0, high=0.02)
+    confirmed = Confirmation([drop], [], {}, "prune", config, {}, lambda: None)
+    doubted = recommend_job.doubt_original(search, confirmed).rows
+    assert "recipe 1 is more accurate by 0.120 [0.110, 0.130]" in doubted[-1].note
+    (check,) = limits.check(doubted, limits.policy_of(config.limits))
+    assert str(check.outcome) == "inconclusive" and "not trained out" in check.reason
+    results[1] = assess(1, -0.03, 0.6, rung=1)
+    assert recommend_job.doubt_original(search, confirmed).rows == [drop]
+
+
+def test_a_broken_limit_names_the_next_recipe_and_what_was_not_audited():
+    recipes = [SimpleNamespace(title=f"recipe {number}") for number in range(3)]
+    results = {0: assess(0, 0.0, 0.50), 1: assess(1, 0.01, 0.55), 2: assess(2, 0.0, 0.60, rung=1)}
+    search = SimpleNamespace(limits={"accuracy_drop": 0.02}, shown=[], chosen=(0, recipes[0]), recipes=recipes)
+    search.results, search.finalists = results, [results[0], results[1]]
+    compared = [(recipes[0], assess(0, 0.05, 0.5).measures), (recipes[2], assess(2, 0.01, 0.6).measures)]
+    following, yours, advice = recommend_job.name_others(search, compared)
+    assert following.startswith("Next by the rows that chose is recipe 1") and "not audited" in following
+    assert yours == "Of yours, recipe 2 holds the limits on both halves; taking it is a choice by both."
+    assert "another seed" in advice
+    search.finalists = search.finalists[:1]
+    assert recommend_job.name_others(search, compared[:1]) == []
 
 
 def test_ray_workers_leave_the_rows_of_a_search_without_them(run, tmp_path, monkeypatch):

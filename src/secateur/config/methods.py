@@ -63,6 +63,9 @@ def compressor(value: Any) -> Compressor:
     if isinstance(value, Choice):
         return Compressor((value,))
     texts = value.split("+") if isinstance(value, str) else [value]
+    if "none" in texts:
+        problem = "none is the original, which is measured beside every compressor"
+        raise WrongInput("pruner", f"{problem}; leave it out, or name int8 alone to quantise without pruning")
     parts = tuple(choice("pruner", text) for text in texts)
     converts = [hasattr(part.method.make, "convert") for part in parts]  # Converter; the schema imports no torch
     if converts not in ([False], [True], [False, True]):

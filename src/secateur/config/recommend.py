@@ -96,7 +96,7 @@ class Recommend(SearchFields, ModelRun):
     """`secateur recommend`: a search for the recipe that leaks least within limits."""
 
     pruner: Annotated[list[base.OneCompressor], *base.MANY] = flag(
-        "l1-unstructured,l1-unstructured:scope=global,l1-structured,l2-structured,l1-unstructured+int8,"
+        "l1-unstructured,l1-unstructured:scope=global,l1-structured,l2-structured,int8,l1-unstructured+int8,"
         "l1-structured+int8",
         "Compressors to search; two are joined by +.",
         repeat=True,

@@ -135,6 +135,15 @@ def explain_limits(items: Sequence[Assessment], limits: Mapping[str, float]) -> 
     return sentences or ["The limits hold one by one but not together, also if any one of them is left out."]
 
 
+def find_gain(items: Iterable[Assessment], limit: float) -> Assessment | None:
+    """Return the most accurate recipe if it gains more than a limit over its original, by its whole interval.
+
+    Such an original was not trained out, and a recipe that only imitates it seems to lose nothing.
+    """
+    gains = [item for item in items if DROP in item.measures and item.measures[DROP].high < -limit]
+    return min(gains, key=lambda item: (item.value(DROP), item.number), default=None)
+
+
 def check_measures(
     subject: str, measures: Mapping[str, Estimate], limits: Mapping[str, float], decide: str = "value"
 ) -> list[Check]:

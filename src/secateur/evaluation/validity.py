@@ -142,6 +142,13 @@ def resemblance(victim: Accuracy, shadows: Sequence[Accuracy], rows: Sequence[in
     return Validity("shadows", False, f"the shadows do not resemble the victim ({shown})")
 
 
+def doubt_training(gain: Estimate, recipe: str) -> Validity:
+    """Return the doubt about an original that fine-tuning alone makes more accurate."""
+    shown = f"{gain.value:.3f} [{gain.low:.3f}, {gain.high:.3f}]"
+    problem = f"the original is not trained out: {recipe} is more accurate by {shown}, on the rows that chose"
+    return Validity("original", False, f"{problem}; train it longer (patience and epochs of train)")
+
+
 def count_shadows(rows: Sequence[Row]) -> int:
     """Return the largest number of shadow models that the sentences of `resemblance` name; 0 if there are none."""
     notes = [row.note or "" for row in rows if row.metric == METRIC and row.extra.get("check") == "shadows"]

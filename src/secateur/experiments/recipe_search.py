@@ -222,9 +222,11 @@ class RecipeSearch:
 
     def run(self) -> None:
         """Search until the recipes, the space or the budget are used up; then attack the front by all means."""
-        sampler = RecipeSampler(self.bench.open_space(), self.limits, self.config.seed, self.bench.objectives)
+        space = self.bench.open_space()
+        sampler = RecipeSampler(space, self.limits, self.config.seed, self.bench.objectives)
         self.bench.train_originals()
-        with progress("recipes", self.config.most_candidates, unit="recipes") as advance:
+        most, whole = self.config.most_candidates, math.prod(size for size, _ in space.sizes.values())
+        with progress("recipes", most and min(most, whole), unit="recipes") as advance:
             advance(self._begin(sampler))
             while (room := self._room()) and (drawn := sampler.draw(min(room, self.config.generation))):
                 self._run_generation(sampler, drawn)

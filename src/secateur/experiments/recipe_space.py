@@ -72,7 +72,9 @@ class CompressionRecipe:
     @property
     def title(self) -> str:
         """The recipe in words."""
-        return f"{self.compression.title}, at most {self.epochs} epochs at {self.learning_rate:.2g}"
+        pruner = self.compression.pruner
+        tuned = pruner is not None and pruner.finetunes
+        return self.compression.title + (f", at most {self.epochs} epochs at {self.learning_rate:.2g}" if tuned else "")
 
     @property
     def settings(self) -> dict[str, str | float]:
@@ -118,9 +120,8 @@ class SearchSpace:
         compression = compress_by(pruner, self.sparsities[choices["sparsity"]], defense)
         if compression.pruner is None:
             return None  # sparsity 0: the original itself
-        return CompressionRecipe(
-            compression, self.epochs[choices["epochs"]], self.learning_rates[choices["learning_rate"]]
-        )
+        places = (choices["epochs"], choices["learning_rate"]) if pruner.finetunes else (-1, -1)  # one recipe then
+        return CompressionRecipe(compression, self.epochs[places[0]], self.learning_rates[places[1]])
 
     def locate(self, recipe: CompressionRecipe) -> dict[str, int] | None:
         """Return the positions of a recipe; None if it is outside of the space."""
@@ -209,6 +210,7 @@ class RecipeSampler:
         """Count a recipe of the user's as drawn; return False if it is outside of the space."""
         positions = self.space.locate(recipe)
         if positions is None:
+            self._trials[recipe] = None  # int8 alone may be drawn under any sparsity
             return False
         with _quiet():
             self._study.enqueue_trial(positions)

@@ -38,12 +38,14 @@ from secateur.evaluation.selection import (
     SPENT,
     Assessment,
     check_measures,
+    choose,
     explain_limits,
+    find_gain,
     list_excesses,
     write_estimate,
 )
 from secateur.evaluation.setup import join_population, prepare, with_scaling
-from secateur.evaluation.validity import Validity
+from secateur.evaluation.validity import Validity, doubt_training, failures, validity_rows
 from secateur.experiments.context import (
     check_function,
     check_installed,
@@ -136,7 +138,7 @@ def run_recommend(
         search = RecipeSearch(ready.config, bench, ready.settings, spread)
         search.run()
         run.add(search.rows())
-        confirmed = bench.confirm(search.chosen[1])
+        confirmed = doubt_original(search, bench.confirm(search.chosen[1]))
         run.add(confirmed.rows)
         run.show(confirmed.figures)
         if confirmed.records:
@@ -226,7 +228,10 @@ def answer(search: RecipeSearch, confirmed: Confirmation, out: Path) -> Recommen
     checks += check_measures(recipe.title, confirmed.measures, search.config.shares)
     broken = holding.outcome(checks) is Outcome.ABOVE
     compared = compare(search, confirmed)
-    sentences = write_sentences(search, chosen, confirmed.measures, broken)
+    doubts = [f"{doubt[0].upper()}{doubt[1:]}." for doubt in failures(confirmed.rows, "original")]
+    sentences = write_sentences(search, chosen, confirmed.measures, broken, doubts)
+    if broken and not list_excesses(chosen, search.limits):
+        sentences += name_others(search, compared)
     sentences += [
         f"Yours, {known.title}: {_list_measures(measures)}, on the same rows." for known, measures in compared
     ]
@@ -237,19 +242,42 @@ def answer(search: RecipeSearch, confirmed: Confirmation, out: Path) -> Recommen
     return Recommendation(rows, figures, recipe, chosen, confirmed, search.front, compared, checks, sentences, command)
 
 
+def doubt_original(search: RecipeSearch, confirmed: Confirmation) -> Confirmation:
+    """Return the confirmation with a failed check if the run's own original is less accurate than what is made of it.
+
+    A drop against such an original hides what a recipe loses, so the run passes no limit.
+    """
+    if not isinstance(search.config, Recommend) or search.config.weights is not None:
+        return confirmed
+    whole = [item for item in search.results.values() if item.rung >= WHOLE]
+    best = find_gain(whole, max(search.limits[DROP], TOLERANCE))
+    if best is None:
+        return confirmed
+    value, low, high, _ = best.measures[DROP]
+    check = doubt_training(Estimate(-value, -high, -low), best.title)
+    rows = validity_rows(search.bench.labels | search.chosen[1].labels, [check])
+    return replace(confirmed, rows=[*confirmed.rows, *rows])
+
+
 def write_sentences(
-    search: RecipeSearch, chosen: Assessment, confirmed: Mapping[str, Estimate], above: bool
+    search: RecipeSearch,
+    chosen: Assessment,
+    confirmed: Mapping[str, Estimate],
+    above: bool,
+    doubts: Sequence[str] = (),
 ) -> list[str]:
     """Return the answer: the recipe with its measures on both halves, the limits in its way, and the effort.
 
-    `above` is True if the recipe breaks a limit on the rows that chose nothing.
+    `above` is True if the recipe breaks a limit on the rows that chose nothing; `doubts` are about its original.
     """
     broken = list_excesses(chosen, search.limits)
     sentences = explain_limits(search.finalists, search.limits) if broken else []
     if DROP in broken and search.config.limits.accuracy_drop is None:
         sentences.append(f"The accuracy drop {TOLERANCE:g} is the search's own limit; --max-accuracy-drop sets yours.")
-    verb = "The nearest recipe is" if broken else "The best recipe of the search breaks a limit:" if above else SHIP
+    verb = "The best recipe of the search is" if doubts else SHIP
+    verb = "The nearest recipe is" if broken else "The best recipe of the search breaks a limit:" if above else verb
     sentences.append(f"{verb} {chosen.title}: {_list_measures(confirmed)}, on rows that chose nothing.")
+    sentences += doubts
     sentences.append(f"On the rows that chose it: {_list_measures(chosen.measures)}.")
     items = search.results.values()
     counts = [sum(item.rung >= rung for item in items) for rung in (FIRST, WHOLE, SHADOWED)]
@@ -258,6 +286,30 @@ def write_sentences(
     open_ones = [item for item in items if item.rung == WHOLE and not list_excesses(item, search.limits)]
     if broken and open_ones:
         sentences.append(f"{len(open_ones)} more may hold the limits; raise --finalists to attack them too.")
+    return sentences
+
+
+def name_others(search: RecipeSearch, compared: Sequence[tuple[SearchedRecipe, Mapping[str, Estimate]]]) -> list[str]:
+    """Return other recipes that hold the limits, for a recommended one that breaks them on rows that chose nothing.
+
+    They are named by the rows that chose. A recipe of the user's that holds the limits there too is named as well, with
+    what is wrong in taking it: these rows would then have chosen it.
+    """
+    limits, number, sentences = search.limits, search.chosen[0], []
+    others = [item for item in search.finalists if item.number != number and not list_excesses(item, limits)]
+    audited = {recipe.title for recipe, _ in compared}
+    if others:
+        best = choose(others, limits, search.shown)
+        rest = "" if best.title in audited else "; it was not audited on the other rows"
+        sentences.append(f"Next by the rows that chose is {best.title}: {_list_measures(best.measures)}{rest}.")
+    both = [Assessment(search.recipes.index(recipe), recipe.title, SHADOWED, measures) for recipe, measures in compared]
+    both = [item for item in both if not list_excesses(item, limits)]
+    both = [item for item in both if not list_excesses(search.results[item.number], limits)]
+    if both:
+        best = choose(both, limits)
+        sentences.append(f"Of yours, {best.title} holds the limits on both halves; taking it is a choice by both.")
+    if sentences:
+        sentences.append("Audit such a recipe with another seed, under compare, before you ship it.")
     return sentences
 
 
@@ -271,17 +323,14 @@ def _list_measures(measures: Mapping[str, Estimate]) -> str:
 
 
 def compare(search: RecipeSearch, confirmed: Confirmation) -> list[tuple[SearchedRecipe, Mapping[str, Estimate]]]:
-    """Measure the user's recipes on the rows that chose nothing, and add them to the run beside the recommended one.
+    """Add the recommended recipe to the run as measured on the rows that chose nothing, and the user's beside it.
 
     Each is attacked by fresh shadow models of its own recipe. A kill leaves the rows of those that are done.
     """
-    if not isinstance(search.config, Recommend) or not isinstance(search.bench, RecipeBench):
-        return []
-    run, compared = search.bench.run, list[tuple[SearchedRecipe, Mapping[str, Estimate]]]()
+    run, (number, chosen) = search.bench.run, search.chosen
+    run.add(search.measure_rows(chosen, confirmed.measures, COMPARED, recipe=number, rung=SHADOWED))
+    compared = list[tuple[SearchedRecipe, Mapping[str, Estimate]]]()
     for place, recipe in enumerate(search.bench.list_known(), start=1):
-        if place == 1:
-            number, chosen = search.chosen
-            run.add(search.measure_rows(chosen, confirmed.measures, COMPARED, recipe=number, rung=SHADOWED))
         compared.append((recipe, search.bench.confirm(recipe).measures))
         run.add(search.measure_rows(*compared[-1], COMPARED, recipe=-place, rung=SHADOWED))
         run.flush()

@@ -90,7 +90,7 @@ def build_tables(rows: Sequence[Row], figures: Sequence[Labels]) -> dict[str, Re
             "Recipes of the search", ranked, columns, id="recipes", wide=True, is_bold=lambda line: _is(line, chosen)
         )
     }
-    if compared := read_recipes(rows, COMPARED):
+    if len(compared := read_recipes(rows, COMPARED)) > 1:  # beside the recommended one
         whose = Column("whose", lambda line: "recommended" if line.labels["recipe"] >= 0 else "yours")
         tables["compared"] = table.build_table("Beside yours", compared, [*named, whose], id="compared", wide=True)
     shares = [row for row in rows if row.metric == IMPORTANCE]
