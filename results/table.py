@@ -1,10 +1,11 @@
 """Makes results/README.md: every figure, table and claim of the four papers beside what was measured.
 
-    python results/table.py           # writes results/README.md
-    python results/table.py --check   # fails if the page is not what the rows and data files give
+    python results/table.py           # writes results/README.md, and the tables inside the other pages (pages.py)
+    python results/table.py --check   # fails if a page is not what the rows and data files give
 
 Lines are computed from rows/*.jsonl.xz by the studies' own claims; the provenance of an archive names its studies.
-Measurements whose rows were not kept stand in measured.json, until an archive has rows of the same claim and data.
+Measurements whose rows were not kept stand in measured.json, until an archive has rows of the same claim and data;
+rows win also where their scale is smaller, and the check refuses a number that they replace.
 items.json lists the papers' figures, tables and claims. No verdict is written by hand.
 """
 
@@ -31,6 +32,9 @@ from secateur.studies.results import names_of
 from secateur.studies.study import SIZES
 from secateur.studies.table import NOT_SUPPORTED, SUPPORTED, UNDECIDED, Finding, judge, verdict
 
+sys.path.insert(0, str(Path(__file__).parent))
+from pages import fill_pages, grid  # noqa: E402  the folder is no package
+
 HERE = Path(__file__).parent
 NOT_RUN = "not run"
 WORDS = {SUPPORTED: "reproduced", NOT_SUPPORTED: "not", UNDECIDED: "undecided"}
@@ -38,7 +42,19 @@ OURS = {SUPPORTED: "holds", NOT_SUPPORTED: "does not hold", UNDECIDED: "undecide
 ORDER = ("reproduced", "partly", "not", "undecided", NOT_RUN)
 STRONG = ("rmia", "lira")  # the strongest attackers on a model's answers
 # settings that select parts of a study and reduce nothing
-PARTS = ("steps", "defenses", "adaptive", "bases", "broadcast", "threads", "at_once", "way", "seeds", "pruner")
+PARTS = (
+    "steps",
+    "defenses",
+    "adaptive",
+    "bases",
+    "broadcast",
+    "threads",
+    "at_once",
+    "way",
+    "seeds",
+    "pruner",
+    "attack",
+)
 UNMET = "**"  # marks the attackers that a defense did not meet
 
 
@@ -71,6 +87,7 @@ class Measurement:
     attacker: str
     scale: str
     reduced: bool = False
+    attacks: frozenset[str] = frozenset()  # those of the rows, by name
 
     @property
     def full(self) -> bool:
@@ -85,8 +102,8 @@ class Measurement:
 
 
 def is_ours(claim: str) -> bool:
-    """Return True if a claim is ours, not the paper's."""
-    return any(words in claim for words in ("ours:", "not in the paper", "not the paper's"))
+    """Return True if a claim is ours, not the paper's; the same attack on both models is our comparison."""
+    return any(words in claim for words in ("ours:", "not in the paper", "not the paper's", " on both"))
 
 
 def read_json(name: str) -> Any:
@@ -106,7 +123,8 @@ def measure_archives() -> Iterator[Measurement]:
                 setting = f"{describe(archive, rows)}; [rows](rows/{path.name})"
                 measured = [finding for finding in findings if finding.measured != "not measured here"]
                 attackers, reduced = describe_attackers(rows), bool(differences(archive)) or is_thin(rows)
-                yield Measurement(name, data, measured, setting, attackers, archive.scale, reduced)
+                names = frozenset(name_of(row.attack) for row in rows if row.attack)
+                yield Measurement(name, data, measured, setting, attackers, archive.scale, reduced, names)
 
 
 def is_thin(rows: list[Row]) -> bool:
@@ -119,13 +137,15 @@ def describe(archive: Archive, rows: list[Row]) -> str:
     seeds = len({row.seed for row in rows})
     where = f"{', '.join(dict.fromkeys(row.model for row in rows))} on {', '.join({row.dataset: 0 for row in rows})}"
     parts = [f"{seeds} seed{'s' if seeds != 1 else ''}", archive.scale, where, differences(archive)]
-    parts.append(archive.provenance.get("unfinished"))
+    early = re.search(r"attack=\[?[^ ]*(samia|nn)", str(archive.provenance.get("command")))
+    parts.append("attack networks stop early" if early and "early_stopping=false" not in early[0] else "")
+    parts += [archive.provenance.get("unfinished"), archive.provenance.get("left out") and "with cells left out"]
     return "; ".join(filter(None, parts))
 
 
 def differences(archive: Archive) -> str:
     """Return how a run differs from the paper's: as its provenance says, or else the settings that were changed."""
-    words = str(archive.provenance.get("command", "")).replace("--set=", "--set ").split()
+    words = str(archive.provenance.get("command", "")).replace("--set=", "--set ").replace("'", "").split()
     changes = [after for word, after in pairwise(words) if word == "--set"]
     changed = [text for text in dict.fromkeys(changes) if text.partition("=")[0] not in PARTS]
     return str(archive.provenance.get("differs") or ", ".join(changed))
@@ -158,27 +178,46 @@ def _describe_inversion(rows: list[Row]) -> str:
 
 # From measurements whose rows were not kept ---------------------------------------------------------------------
 def measure_others(archived: list[Measurement]) -> Iterator[Measurement]:
-    """Yield the entries of measured.json, without claims of which an archive has rows of the same data and scale."""
-    replaced = {
-        (measured.study, data, finding.key, scale)
-        for measured in archived
-        for data in measured.data
-        for finding in measured.findings
-        for scale in SIZES[: SIZES.index(measured.scale) + 1 if measured.scale in SIZES else 0]
-    }
+    """Yield the entries of measured.json, without the cases that rows replace."""
     for entry in read_json("measured.json"):
         for study, claims in entry["studies"].items():
             findings = [
                 _judge_entry(study, key, case)
                 for key, cases in claims.items()
-                if (study, entry["data"], key, entry["scale"]) not in replaced
                 for case in _as_list(cases)
+                if not is_replaced(study, entry["data"], key, case, archived)
             ]
             seeds = len(entry["seeds"])
             parts = [f"{seeds} seed{'s' if seeds != 1 else ''}", entry["scale"], entry["setting"]]
             where = f"rows not kept; measured at {entry['commit']} on {entry['machine']}"
             setting, reduced = "; ".join([*filter(None, parts), where]), entry.get("reduced", False)
             yield Measurement(study, (entry["data"],), findings, setting, entry["attacker"], entry["scale"], reduced)
+
+
+def is_replaced(study: str, data: str, key: str, case: Mapping[str, Any], archived: list[Measurement]) -> bool:
+    """Return True if an archive has rows of a claim and data set, at more than a demonstration's scale.
+
+    A case that names its attacks stays until one archive has rows of all of them.
+    """
+    return any(
+        (measured.study, measured.scale in SIZES[1:]) == (study, True)
+        and data in measured.data
+        and any(finding.key == key for finding in measured.findings)
+        and measured.attacks.issuperset(case.get("attacks", ()))
+        for measured in archived
+    )
+
+
+def list_replaced(archived: list[Measurement]) -> list[str]:
+    """Return the claims of measured.json that rows replace: the file must not keep them."""
+    return [
+        f"{study} {key}, {entry['data']}"
+        for entry in read_json("measured.json")
+        for study, claims in entry["studies"].items()
+        for key, cases in claims.items()
+        for case in _as_list(cases)
+        if is_replaced(study, entry["data"], key, case, archived)
+    ]
 
 
 def _as_list(cases: Any) -> list[Any]:
@@ -241,18 +280,18 @@ def _claim_lines(item: Mapping[str, Any], key: str, paper: str, here: list[Measu
     """Yield the lines of one claim."""
     rules = rules_of(item["study"], key)
     text = rules["claim"].format_map(Blank(item.get("words", {})))
-    ours = is_ours(text)
-    words = OURS if ours else WORDS
     any_line = False
     for measured in here:
         for finding in measured.findings:
             if finding.key == key:
                 any_line = True
+                ours = is_ours(finding.claim)
+                words = OURS if ours else WORDS
                 yield Line("", finding.claim, paper, finding.measured, measured.setting, measured.attacker,
                            words[finding.verdict], measured.full, not ours, key in item.get("hides", ()),
                            measured.stands)  # fmt: skip
     if not any_line:
-        yield Line("", text, paper, counts=not ours)
+        yield Line("", text, paper, counts=not is_ours(text))
 
 
 def fill(text: str, printed: Any) -> str:
@@ -290,15 +329,9 @@ def count(lines: list[Line]) -> tuple[Counter[str], Counter[str]]:
     return Counter(items.values()), Counter(verdict_of(same) for same in claims.values())
 
 
-def grid(head: list[str], body: list[list[str]]) -> str:
-    """Return a table in Markdown."""
-    rows = [" | ".join(cell.replace("|", "\\|").replace("\n", " ") for cell in row) for row in (head, *body)]
-    return "\n".join(f"| {row} |" for row in (rows[0], " | ".join(["---"] * len(head)), *rows[1:]))
-
-
-def make_page() -> str:
+def make_page(archived: list[Measurement] | None = None) -> str:
     """Return the text of results/README.md."""
-    archived = list(measure_archives())
+    archived = list(measure_archives()) if archived is None else archived
     measurements = [*archived, *measure_others(archived)]
     papers = {name: paper for name, paper in read_json("items.json").items() if name != "about"}
     lines = {package: list(lines_of(package, paper, measurements)) for package, paper in papers.items()}
@@ -315,6 +348,9 @@ def make_page() -> str:
     body[-1] += _count_claims(claimed)
     parts.append(grid(["paper", "figures and tables", *ORDER, "claims reproduced", "claims in part"], body))
     hiding = [line for some in lines.values() for line in some if line.hides and line.verdict == "reproduced"]
+    bare = sum("rows not kept" in line.setting for some in lines.values() for line in some)
+    known = sum(line.setting != "" for some in lines.values() for line in some)
+    parts.append(f"{known - bare} of {known} measured lines below are computed from rows; {bare} stand without theirs.")
     parts.append(
         f"{len(hiding)} of the reproduced claims say that a defense hides something. "
         f"Known to stand against the strongest attacker: {sum(line.met for line in hiding)} of {len(hiding)}."
@@ -354,16 +390,21 @@ def _cells(lines: list[Line]) -> list[list[str]]:
 
 
 def main(arguments: list[str]) -> int:
-    """Write the page, or check it."""
-    page, path = make_page(), HERE / "README.md"
+    """Write the pages, or check them."""
+    archived = list(measure_archives())
+    texts = {HERE / "README.md": make_page(archived)} | fill_pages(HERE)
     if "--check" not in arguments:
-        path.write_text(page, encoding="utf-8")
-        print(path)
+        for path, text in texts.items():
+            path.write_text(text, encoding="utf-8")
+        print(*texts)
         return 0
-    if path.exists() and path.read_text(encoding="utf-8") == page:
-        return 0
-    print("results/README.md is not what its rows and data files give; run python results/table.py", file=sys.stderr)
-    return 1
+    wrong = [path.name for path, text in texts.items() if not path.exists() or path.read_text("utf-8") != text]
+    for name in wrong:
+        print(f"results/{name} is not what its rows and data files give; run python results/table.py", file=sys.stderr)
+    replaced = list_replaced(archived)
+    for claim in replaced:
+        print(f"results/measured.json: {claim}: an archive has rows of it; remove it there", file=sys.stderr)
+    return int(bool(wrong or replaced))
 
 
 if __name__ == "__main__":
