@@ -148,11 +148,12 @@ def furnish(folder: Path, run_file: str) -> None:
     import torch
     from safetensors.torch import save_file
 
-    from secateur.attacks.inversion.updates import gradient_update
+    from secateur.attacks.inversion.updates import gradient_update, weights_update
     from secateur.config import Invert
     from secateur.data.load import load
-    from secateur.interfaces import Batch
+    from secateur.interfaces import Batch, Optimiser
     from secateur.models.create import create
+    from secateur.training.optimisers import LocalSteps
     from secateur.tree import state_of
 
     for name, text in FILES.items():
@@ -183,6 +184,11 @@ def furnish(folder: Path, run_file: str) -> None:
         export(net, inputs[:1], folder / name)
     usual = create(Invert().model, digits.input_shape, digits.classes, rng)
     save_file(state_of(usual), folder / "trained.safetensors")
+    state, step = state_of(usual), LocalSteps(((0,),), (0.001,), Optimiser("adam"))
+    for number in (1, 2):
+        save_file(state, folder / f"sent{number}.safetensors")
+        state |= weights_update(usual, state, digits.batch.take(torch.tensor([number])), turn=step).values
+        save_file(state, folder / f"got{number}.safetensors", metadata={"kind": "weights"})
     parts = {
         f"residual.{name}": torch.randn(value.shape, generator=rng) * 0.01 for name, value in usual.named_parameters()
     }

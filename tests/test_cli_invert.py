@@ -36,6 +36,9 @@ def captured(tmp_path_factory):
     adam = LocalSteps(((0,),), (0.002,), Optimiser("adam"))
     stepped = weights_update(net, state, batch, turn=adam).values
     save_file(stepped, folder / "adam.safetensors", metadata={"kind": "weights"})
+    save_file(state | stepped, folder / "sent-next.safetensors")
+    stepped = weights_update(net, state | stepped, data.batch.take(torch.tensor([8])), turn=adam).values
+    save_file(stepped, folder / "adam-next.safetensors", metadata={"kind": "weights"})
     save_file(gradient | {"0.bias": gradient["0.bias"] * torch.nan}, folder / "nan.safetensors")
     save_file(gradient | {"0.bias": torch.zeros(5)}, folder / "shape.safetensors")
     save_file({"other": torch.zeros(1)}, folder / "names.safetensors")
@@ -81,6 +84,20 @@ def test_a_captured_step_of_adam(captured, tmp_path, how, wanted):
     attack = ["--attack", "ig:tv=.01", "--iterations", 2, "--data", "digits", "--optimiser", how, *rate]
     assert invert(*attack, *update, "--out", tmp_path / "run") == 0
     assert all(wanted in row.extra["knows"] for row in load_rows(tmp_path / "run") if "knows" in row.extra)
+
+
+def test_two_rounds_of_a_client_show_its_optimiser_and_how_sure_that_is(captured, tmp_path, capsys):
+    first, model = captured / "adam-next.safetensors", ["--weights", captured / "sent-next.safetensors"]
+    rounds = [*model, "--update", first, "--update", captured / "adam.safetensors"]
+    attack = ["--attack", "ig:tv=.01", "--iterations", 2, "--data", "digits", *rounds, "--out", tmp_path / "run"]
+    assert invert(*attack, "--optimiser", "unknown", "--sent", captured / "sent.safetensors") == 0
+    known = {row.extra["knows"] for row in load_rows(tmp_path / "run") if "knows" in row.extra}
+    assert len(known) == 1 and "adam, rate 0.002, decay not shown; certainty 1.00, from 2 rounds" in known.pop()
+    capsys.readouterr()
+    assert invert(*attack, "--optimiser", "unknown", "--sent", f"{first},{first}") == 2
+    assert "sent: has 2 files for 1 further updates; use one for each" in capsys.readouterr().err
+    assert invert(*attack, "--optimiser", "adam", "--learning-rate", 0.002) == 2
+    assert "update: has 2 files" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

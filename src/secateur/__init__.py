@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from secateur.api.audit import Report, audit
-    from secateur.api.federate import Federated, federate
+    from secateur.api.federate import AuditedApp, Federated, audit_app, federate
     from secateur.api.invert import Inversion, invert
     from secateur.api.recommend import Recommended, recommend
     from secateur.errors import WrongInput
@@ -14,12 +14,14 @@ if TYPE_CHECKING:
     from secateur.models.wrap import wrap
 
 __all__ = [
+    "AuditedApp",
     "Federated",
     "Inversion",
     "Recommended",
     "Report",
     "WrongInput",
     "audit",
+    "audit_app",
     "federate",
     "invert",
     "load_pruned",
@@ -27,12 +29,14 @@ __all__ = [
     "wrap",
 ]
 _MODULES = {
+    "AuditedApp": "api.federate",
     "Federated": "api.federate",
     "Inversion": "api.invert",
     "Recommended": "api.recommend",
     "Report": "api.audit",
     "WrongInput": "errors",
     "audit": "api.audit",
+    "audit_app": "api.federate",
     "federate": "api.federate",
     "invert": "api.invert",
     "load_pruned": "experiments.prune",

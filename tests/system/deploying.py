@@ -141,9 +141,10 @@ class Deployment:
 
     def nodes(self, count, pause):
         """Many supernodes in one tree of processes, all registered."""
-        for number in range(count):
-            make_key(self.folder, f"node{number}")
-            self.flwr("supernode", "register", self.folder / f"node{number}.pub", "loop")
+        keys = [f"node{number}" for number in range(count)]
+        for name in keys:
+            make_key(self.folder, name)
+        self.check("python", "-c", REGISTER, *(self.folder / f"{name}.pub" for name in keys))
         command = ["python", "-m", "secateur.federated.flower.nodes", count, "--pause", pause]
         command += ["--superlink", f"{HOST}:{self.port}", "--root-certificates", self.folder / "ca.crt"]
         command += ["--auth-supernode-private-key", self.folder / "node{n}"]
@@ -156,8 +157,11 @@ class Deployment:
         self.start(name, *command, "--node-config", f"partition-id={partition} {also}".strip())
 
     def flwr(self, *arguments):
+        return self.check("flwr", *arguments)
+
+    def check(self, command, *arguments):
         done = subprocess.run(
-            [BIN / "flwr", *map(str, arguments)],
+            [BIN / command, *map(str, arguments)],
             env=self.environment,
             cwd=self.folder,
             capture_output=True,
@@ -185,6 +189,9 @@ class Deployment:
         return value
 
 
+# `flwr supernode register` for many keys in one process, which imports once
+REGISTER = "import sys; from flwr.cli.app import app\nfor key in sys.argv[1:]:\n"
+REGISTER += "    app(['supernode', 'register', key, 'loop'], standalone_mode=False)"
 TLS = {"ca-certfile": "ca.crt", "certfile": "server.pem", "keyfile": "server.key"}
 LOGS = ("superlink", "superexec", "first", "second", "nodes")
 
@@ -218,3 +225,12 @@ def cost(group):
         seconds += sum(map(int, times)) / TICKS
         memory += next((int(line.split()[1]) for line in status.splitlines() if line.startswith("VmHWM")), 0) / 1024
     return seconds, memory
+
+
+def held(group):
+    """Memory in MiB that the processes of a group hold, in which shared pages count once."""
+    shares = 0
+    for folder in processes(group):
+        lines = (folder / "smaps_rollup").read_text().splitlines()
+        shares += sum(int(line.split()[1]) for line in lines if line.startswith("Pss:"))
+    return shares / 1024

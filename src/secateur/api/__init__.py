@@ -1,4 +1,4 @@
-"""The functions of Python: secateur.audit, invert and federate; here what they share, examples and printed results."""
+"""The functions of Python: secateur.audit, invert, federate and others; here their examples and printed results."""
 
 from __future__ import annotations
 
@@ -57,6 +57,7 @@ class Printable:
         from secateur.report.terminal import print_audit, print_federation, print_inversion
 
         printers = {"audit": print_audit, "federate": print_federation, "invert": print_inversion}
+        printers["audit-app"] = print_federation
         printers[self.kind](self.rows)
 
 

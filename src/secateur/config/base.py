@@ -53,8 +53,8 @@ def split_values(value: Any) -> Any:
 
 
 def split_unless_none(value: Any) -> Any:
-    """Return the empty list for `none`, else the value as a list."""
-    return [] if value in ("none", ["none"]) else split_values(value)
+    """Return the empty list for `none` and null, else the value as a list."""
+    return [] if value in (None, "none", ["none"]) else split_values(value)
 
 
 def read_seeds(value: Any) -> Any:

@@ -18,7 +18,14 @@ class Invert(Common):
     """`secateur invert`: reconstruction of training examples from one update."""
 
     model: str = flag("lenet-zhu", base.MODEL)
-    update: Path | None = flag(None, "Captured update (.safetensors) to attack, which has no truth to compare with.")
+    update: Annotated[list[Path], *base.ANY] = flag(
+        "none",
+        "Captured update (.safetensors) to attack, without a truth. Others of the client serve --optimiser unknown.",
+        repeat=True,
+    )
+    sent: Annotated[list[Path], *base.ANY] = flag(
+        "none", "Models before the other updates, in their order. By default the model of weights.", repeat=True
+    )
     input_shape: Annotated[list[base.Count], *base.ANY] = flag(
         "none", "Picture of a captured update: channels,height,width; needs no data then."
     )
@@ -68,9 +75,14 @@ class Invert(Common):
         return set_parameters(self.attack, **parameters)
 
     @property
+    def captured(self) -> Path | None:
+        """The captured update that is attacked; None if updates are computed here."""
+        return self.update[0] if self.update else None
+
+    @property
     def unused_fields(self) -> tuple[str, ...]:
         """The fields that a captured update does not use, because it is the only target."""
-        return () if self.update is None else ("targets", "together", *(("data",) if self.lacks_data else ()))
+        return () if not self.update else ("targets", "together", *(("data",) if self.lacks_data else ()))
 
     @property
     def trains(self) -> bool:
@@ -81,14 +93,14 @@ class Invert(Common):
     @property
     def rate(self) -> float | None:
         """The learning rate of the local steps; None if it is not known, as with some captured updates."""
-        if self.learning_rate is not None or self.update is not None:
+        if self.learning_rate is not None or self.update:
             return self.learning_rate
         return 0.001 if self.optimiser.startswith("adam") else 0.1
 
     @property
     def lacks_data(self) -> bool:
         """True if a captured update is attacked with its picture's shape alone."""
-        return self.update is not None and bool(self.input_shape) and "data" not in self.model_fields_set
+        return bool(self.update) and bool(self.input_shape) and "data" not in self.model_fields_set
 
     @model_validator(mode="after")
     def _check(self) -> Invert:
@@ -98,20 +110,21 @@ class Invert(Common):
             raise WrongInput("local_batch", f"{self.local_batch} is not allowed; batch_size is {self.batch_size}")
         if self.local_steps is not None and self.local_epochs is not None:
             raise WrongInput("local_epochs", "cannot be combined with local_steps; leave one of them out")
-        if self.optimiser == base.UNKNOWN and self.update is None:
+        if self.optimiser == base.UNKNOWN and not self.update:
             raise WrongInput("optimiser", "unknown is about a captured update; set update, or write the client's own")
-        if not self.trains and self.update is None:
+        if not self.trains and not self.update:
             used = ("learning_rate",) if self.rounds_before or self.repeats > 1 else ()
             for name in ("learning_rate", "local_batch"):
                 if getattr(self, name) is not None and name not in used:
                     raise WrongInput(name, "is about local steps; set local_steps too, or leave it out")
         self._check_rounds()
-        if self.update is None and self.input_shape:
+        if not self.update and self.input_shape:
             raise WrongInput("input_shape", "describes a captured update; set update too, or leave it out")
         for name in self.unused_fields:
             if name in self.model_fields_set:
                 raise WrongInput(name, "cannot be combined with update, which is the only target; leave it out")
-        if self.update is not None:
+        self._check_further()
+        if self.update:
             self._check_captured()
         if any(str(defense) != "none" for defense in self.defense) and self.trains:
             raise WrongInput("defense", "cannot be combined with local steps: it acts on gradients, not on weights")
@@ -124,7 +137,7 @@ class Invert(Common):
         """Refuse fields that several rounds of a client contradict."""
         several = {"rounds_before": self.rounds_before > 0, "repeats": self.repeats > 1}
         for name in (name for name, is_set in several.items() if is_set):
-            if self.update is not None:
+            if self.update:
                 raise WrongInput(name, "cannot be combined with update, which is captured already; leave it out")
         for name in ("users", "batch_before"):
             if not self.rounds_before and getattr(self, name) != type(self).model_fields[name].default:
@@ -134,6 +147,15 @@ class Invert(Common):
             raise WrongInput("rounds_before", f"cannot be combined with {field}: its rounds send gradients")
         if self.repeats > 1 and self.statistics:
             raise WrongInput("repeats", "cannot be combined with statistics, which are of one round; leave it out")
+
+    def _check_further(self) -> None:
+        """Refuse further captured updates that nothing uses, and models that fit no update."""
+        further = max(0, len(self.update) - 1)
+        if further and self.optimiser != base.UNKNOWN:
+            many = f"has {len(self.update)} files, and only the estimate of an optimiser takes more than one"
+            raise WrongInput("update", f"{many}; use one, or --optimiser unknown")
+        if len(self.sent) not in (0, further):
+            raise WrongInput("sent", f"has {len(self.sent)} files for {further} further updates; use one for each")
 
     def _check_captured(self) -> None:
         """Refuse fields that a captured update contradicts."""

@@ -165,7 +165,7 @@ class RecommendUpdates(SearchFields, Invert):
     @model_validator(mode="after")
     def _check_search(self) -> RecommendUpdates:
         for name in ("update", "residual", "local_steps"):
-            if getattr(self, name) is not None:
+            if getattr(self, name) not in (None, []):
                 raise WrongInput(name, "is of one update as it is; leave it out of a search, or use secateur invert")
         return self
 

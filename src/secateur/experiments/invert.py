@@ -99,7 +99,7 @@ def plan(config: Invert) -> list[str]:
     client = client_of(config, data, device, config.seeds[0], choose_policies(config.defense[0]))
     size = f"{config.batch_size} example{'s' if config.batch_size > 1 else ''}"
     many = f"{config.targets} update{'s' if config.targets > 1 else ''}"
-    taken = f"{many} of {size} of {data.name}" if config.update is None else str(config.update)
+    taken = f"{many} of {size} of {data.name}" if config.captured is None else ", ".join(map(str, config.update))
     lines = [f"{config.model} ({stage_of(config)}), seeds {', '.join(map(str, config.seeds))}; for each seed:"]
     lines.append(f"  take {taken}; the client sends its {client.sends}")
     for defense in filter(asks_search, config.defense):
@@ -121,14 +121,14 @@ def describe_attack(attack: Choice, config: Invert, data: Dataset) -> list[str]:
     if not len(own_rows(config, data, config.seeds[0])):
         return [f"  attack with {mounted}: {attack.method.info['threat']}" for mounted in list_weights(attack)]
     weights = ", ".join(f"{weight:g}" for weight in WEIGHTS)
-    effort = effort_of(attack, len(config.seeds) * (config.targets if config.update is None else 1))
+    effort = effort_of(attack, len(config.seeds) * (config.targets if config.captured is None else 1))
     return [f"  choose the total variation of {attack} among {weights}: {effort}", line]
 
 
 def check_invert(config: Invert, data: Dataset, device: torch.device) -> None:
     """Refuse before any work: data without pictures, too few rows, an unfit update, an unfit attack."""
     needed = config.targets * config.batch_size
-    if config.update is None and needed > data.train_size:
+    if config.captured is None and needed > data.train_size:
         many = f"{config.targets} targets of {config.batch_size} need {needed} training rows"
         raise WrongInput("targets", f"{many}, and {config.data} has {data.train_size}; use fewer")
     seed = config.seeds[0]
@@ -395,7 +395,7 @@ class ClientExposure(UpdateExposure):
     def depends(self, attack: Choice, group: range) -> dict[str, Any]:
         """Return all values that an attack on a group of targets depends on."""
         config = self.config
-        files = {name: getattr(config, name) for name in ("weights", "update", "residual")}
+        files = {"weights": config.weights, "update": config.captured, "residual": config.residual}
         names = ["labels", "batch_size", "local_steps", "local_batch", "learning_rate", "batchnorm", "statistics"]
         names += ["rounds_before", "users", "batch_before"] if config.rounds_before else []
         names += ["repeats"] if config.repeats > 1 else []
@@ -403,6 +403,7 @@ class ClientExposure(UpdateExposure):
         rows = rows_of(config, self.context.data, self.context.seed)[group.start : group.stop]
         depends = self.context.base | {name: getattr(config, name) for name in names}
         depends |= {name: None if path is None else file_key(path) for name, path in files.items()}
+        depends |= {"rounds": list(map(file_key, [*config.update[1:], *config.sent]))} if config.update[1:] else {}
         depends |= {
             "attack": str(self.set_weight(attack)),
             "defense": str(self.defense),

@@ -6,6 +6,7 @@ public rows that contain no target.
 
 from __future__ import annotations
 
+import copy
 import inspect
 import logging
 from dataclasses import replace
@@ -75,7 +76,7 @@ def client_of(config: Invert, data: Dataset, device: torch.device, seed: int, de
     net, precode = protect(net, defense, data.classes, derive(seed, "initialise", "defense"))
     net = (net if config.weights is None else load_weights(net, config.weights)).to(device)
     mean, std = scale(data.mean, data.std, data.inputs[: data.train_size])
-    weights = isinstance(_update(config, net), Weights) if config.update else config.trains
+    weights = isinstance(_update(config, net), Weights) if config.captured else config.trains
     knowledge = Knowledge(
         net,
         data.input_shape,
@@ -101,27 +102,38 @@ def _know_optimiser(config: Invert, knowledge: Knowledge, net: nn.Module) -> tup
     """Return the knowledge with the client's optimiser, and the words of its estimate if it is estimated."""
     if config.optimiser != UNKNOWN:
         return replace(knowledge, optimiser=parse_optimiser(config.optimiser)), None
-    estimate = estimate_optimiser([ServerView(tree.state_of(net), _update(config, net))], knowledge)
+    views = _list_views(config, net)
+    estimate = estimate_optimiser(views, knowledge)
     rate = knowledge.learning_rate or estimate.learning_rate
     if rate is None and (knowledge.local_steps > 1 or knowledge.local_epochs):
         raise WrongInput("learning_rate", "cannot be read from several steps of gradient descent; write the client's")
-    return replace(knowledge, optimiser=estimate.optimiser, learning_rate=rate or 1.0), str(estimate)
+    source = f", from {len(views)} rounds" if len(views) > 1 else ""
+    return replace(knowledge, optimiser=estimate.optimiser, learning_rate=rate or 1.0), f"{estimate}{source}"
+
+
+def _list_views(config: Invert, net: nn.Module) -> list[ServerView]:
+    """Return the captured rounds of the client: the attacked one, and the further ones with their models."""
+    views = [ServerView(tree.state_of(net), _update(config, net))]
+    for number, file in enumerate(config.update[1:]):
+        model = load_weights(copy.deepcopy(net), config.sent[number]) if config.sent else net
+        views.append(ServerView(tree.state_of(model), read_update(file, model, weights=True)))
+    return views
 
 
 def targets_of(config: Invert, data: Dataset, device: torch.device, seed: int) -> list[Target]:
     """Return the targets: batches of training rows, or an update that was captured elsewhere."""
-    if config.update is not None:
+    if config.captured is not None:
         return [_update(config, client_of(config, data, device, seed, config.defense[0]).net)]
     return [data.batch.take(rows).to(device) for rows in rows_of(config, data, seed)]
 
 
 def _update(config: Invert, net: nn.Module) -> Gradient | Weights:
     """Read the captured update; refuse settings of local training beside a gradient."""
-    assert config.update is not None
-    update = read_update(config.update, net, weights=config.trains)
+    assert config.captured is not None
+    update = read_update(config.captured, net, weights=config.trains)
     settings = [name for name in LOCAL if getattr(config, name) is not None]
     if settings and isinstance(update, Gradient):
-        raise WrongInput(settings[0], f"cannot be combined with {config.update}, which is a gradient; leave it out")
+        raise WrongInput(settings[0], f"cannot be combined with {config.captured}, which is a gradient; leave it out")
     return update
 
 
@@ -141,7 +153,7 @@ def warn_of_labels(update: Gradient, knowledge: Knowledge) -> None:
 
 def rows_of(config: Invert, data: Dataset, seed: int) -> Tensor:
     """Return (targets, B): the training rows of each update; a larger number of targets begins with the same rows."""
-    if config.update is not None:
+    if config.captured is not None:
         return torch.empty(1, 0, dtype=torch.int64)
     return draw_rows(data, seed)[: config.targets * config.batch_size].view(config.targets, config.batch_size)
 

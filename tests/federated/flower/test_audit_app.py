@@ -10,12 +10,14 @@ from flwr.app import ConfigRecord, Error, Message, MetricRecord, RecordDict
 from torch import nn
 from torch.nn.functional import cross_entropy, mse_loss
 
+import secateur
 from secateur.config import AuditApp, read
 from secateur.defenses.top_k import TopK
 from secateur.errors import WrongInput
 from secateur.experiments.audit_app import attack_turns, describe_change, describe_clients, list_rounds, plan
 from secateur.federated.checkpoint import FederationLog
-from secateur.federated.flower.app_run import AppRound, ObservedGrid
+from secateur.federated.flower import app_run
+from secateur.federated.flower.app_run import AppRound, AppRun, ObservedGrid
 from secateur.federated.flower.app_turn import AppTurn, describe_training, name_arrays, scale_of
 from secateur.federated.flower.link import arrays_of, tensors_of
 from secateur.federated.flower.probe import ORDER, Probe, ProbedApp, read_optimiser
@@ -277,3 +279,17 @@ def test_an_app_that_cannot_be_attacked_has_a_page_that_says_so(project, tmp_pat
         run.add(log.rows)
     page = write_page([tmp_path / "run"]).read_text()
     assert "It cannot be imitated" in page and "What is sent is the trained model, unchanged." in page
+
+
+def test_an_app_is_audited_from_python(project, tmp_path, monkeypatch, capsys):
+    result = AppRun({1: AppRound(up=10, down=20, arrived=1)}, [turn_of(network(), epochs=1, sizes=(2,))])
+    monkeypatch.setattr(app_run, "run_app", lambda *_: result)
+    settings = {"attack": "ig:tv=0.1", "iterations": 2, "run_config": "batch-size=2"}
+    audited = secateur.audit_app(project, tmp_path / "run", **settings)
+    assert {row.metric for row in audited.rows} >= {"psnr", "recognisable", "bytes_up"} and audited.figures
+    assert audited.findings["none"][1] == "What is sent is the trained model, unchanged."
+    audited.print()
+    assert "PSNR" in capsys.readouterr().out
+    assert "A client trains 466 weights" in audited.write(tmp_path / "page.html").read_text()
+    with pytest.raises(WrongInput, match="run_config"):
+        secateur.audit_app(project, tmp_path / "run", run_config="batch-sise=2")
