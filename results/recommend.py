@@ -33,6 +33,7 @@ from secateur.evaluation.selection import (
     beats,
     choose,
     find_gain,
+    find_strongest,
     select_front,
 )
 from secateur.experiments.recipe_search import TOLERANCE, WHOLE
@@ -244,10 +245,32 @@ def show_search(name: str) -> str:
     return f"{len(items)} recipes, {len(finalists)} finalists, {spent:.0f} seconds of work.\n\n" + table
 
 
+def show_ablation() -> str:
+    """Return a line a defense of the audits without a search: means over seeds, with Student's intervals."""
+    rows = [row for row in read_rows("ablation") if row.pruner != "none"]
+    groups = {name: [row for row in rows if row.defense == name] for name in dict.fromkeys(row.defense for row in rows)}
+    seeds = sorted({row.seed for row in rows})
+    measured = {
+        name: [find_strongest([row for row in same if row.seed == seed], (DROP, AUC, TPR)) for seed in seeds]
+        for name, same in groups.items()
+    }
+    lines = []
+    for name, items in measured.items():
+        cells = [write(mean_of([item[measure].value for item in items])) for measure in (DROP, AUC, TPR)]
+        pairs = zip(items, measured["basic"], strict=True)
+        gap = write(mean_of([item[AUC].value - plain[AUC].value for item, plain in pairs])) if name != "basic" else "-"
+        lines.append([str(name), *cells, gap])
+    titles = ["defense", "accuracy drop", "AUC", "TPR at 1 %", "AUC less that of basic"]
+    return f"Seeds {', '.join(map(str, seeds))}: means, with Student's intervals over seeds.\n\n" + write_lines(
+        titles, lines
+    )
+
+
 BLOCKS: Mapping[str, Callable[[], str]] = {
     **{name: lambda name=name: show_data(name) for name in DATA},
     "verdict": show_verdict,
     "ours": show_ours,
+    "ablation": show_ablation,
     **{name: lambda name=name: show_search(name) for name in ("updates", "federation")},
 }
 

@@ -224,6 +224,16 @@ def test_a_broken_limit_names_the_next_recipe_and_what_was_not_audited():
     assert recommend_job.name_others(search, compared[:1]) == []
 
 
+def test_a_recipe_that_leaks_less_by_value_alone_is_named():
+    results = {0: assess(0, 0.0, 0.60), 1: assess(1, 0.015, 0.50)}
+    search = SimpleNamespace(limits={"accuracy_drop": 0.02}, shown=["accuracy_drop"], results=results)
+    search.finalists, search.config = list(results.values()), read(Recommend, None, {})
+    search.bench = SimpleNamespace(rungs=["first", "second", "third"])
+    said = recommend_job.write_sentences(search, results[0], results[0].measures, above=False)
+    assert said[2].startswith("By value recipe 1 leaks less within the limits") and "decide: value" in said[3]
+    assert not any("By value" in line for line in recommend_job.write_sentences(search, results[1], {}, above=False))
+
+
 def test_ray_workers_leave_the_rows_of_a_search_without_them(run, tmp_path, monkeypatch):
     calls = []
 

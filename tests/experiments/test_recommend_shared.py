@@ -110,11 +110,18 @@ def test_a_finished_search_of_updates_repeats_its_rows(updates):
 def test_a_federation_is_chosen_by_membership_bytes_and_accuracy(federation):
     _, result = federation
     assert set(result.confirmed) == {"accuracy_drop", "auc", "bytes"}
-    assert result.confirmed["bytes"].value <= 0.6 and not result.recipe.startswith("base pruning none, none")
+    assert result.confirmed["bytes"].value <= 0.6 and not result.recipe.startswith("no base pruning, no defense")
     assert {check.measure: str(check.outcome) for check in result.checks}["bytes"] == "within"
     rows = [row for row in result.rows if row.metric == "search_auc"]
     assert len(rows) == 4 and sorted(row.extra["rung"] for row in rows)[-1] == 2
     assert sum(parameter.numel() for parameter in result.build().parameters())
+
+
+def test_what_is_undefended_loses_nothing_and_is_named_so(updates, federation):
+    for result in (updates[1], federation[1]):
+        rows = [row for row in result.rows if row.metric == "search_accuracy_drop" and row.defense == "none"]
+        plain = [row for row in rows if row.extra["title"] in ("no defense", "no base pruning, no defense")]
+        assert [(row.value, row.low, row.high) for row in plain] == [(0.0, 0.0, 0.0)]
 
 
 def test_the_run_file_of_a_federation_holds_its_terms(federation):

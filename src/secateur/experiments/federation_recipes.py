@@ -23,8 +23,8 @@ from secateur.errors import WrongInput
 from secateur.evaluation.attack_strength import list_modes
 from secateur.evaluation.selection import AUC, BYTES, DROP, PSNR, Assessment
 from secateur.experiments.federate import FederateExperiment, check_federate
-from secateur.experiments.recipe_search import FIRST, SHADOWED, Confirmation, HalfRun, describe_amount
-from secateur.experiments.update_recipes import HalvedBench, drop_rows, halve_rows, measure_pictures
+from secateur.experiments.recipe_search import FIRST, NOTHING, SHADOWED, Confirmation, HalfRun, describe_amount
+from secateur.experiments.update_recipes import HalvedBench, drop_rows, halve_rows, measure_pictures, name_defense
 from secateur.federated.build import load_data, network_of, rates_of, shares_of
 from secateur.interfaces import Params
 from secateur.metrics.estimates import average, difference
@@ -50,8 +50,14 @@ class FederationRecipe:
     @property
     def title(self) -> str:
         """The recipe in words."""
-        terms = f"{self.method} with clients of {self.widths}" if self.rates else f"base pruning {self.method}"
-        return f"{terms}, {self.defense}"
+        pruning = "no base pruning" if str(self.method) == NONE else f"base pruning {self.method}"
+        terms = f"{self.method} with clients of {self.widths}" if self.rates else pruning
+        return f"{terms}, {name_defense(self.defense)}"
+
+    @property
+    def is_plain(self) -> bool:
+        """True if it prunes and withholds nothing."""
+        return not self.rates and str(self.method) == NONE and str(self.defense) == NONE
 
     @property
     def settings(self) -> dict[str, str | float]:
@@ -159,7 +165,8 @@ class FederationBench(HalvedBench):
         tested = len(data.inputs) - data.train_size
         accuracies = [share_of(_find_last(rows, "test_accuracy"), tested) for rows in (before, after)]
         share = _find_last(after, "bytes_up") / _find_last(before, "bytes_up")
-        measures = {DROP: difference(accuracies[0], accuracies[1])} | measure_attacks(after)
+        drop = NOTHING if recipe.is_plain else difference(accuracies[0], accuracies[1])  # equal runs do not differ
+        measures = {DROP: drop} | measure_attacks(after)
         return measures | {BYTES: Estimate(share, share, share)}, run, config, model
 
     def _run(self, config: Federate, run: HalfRun, data: Dataset) -> tuple[list[Row], Params]:

@@ -279,6 +279,13 @@ def write_sentences(
     sentences.append(f"{verb} {chosen.title}: {_list_measures(confirmed)}, on rows that chose nothing.")
     sentences += doubts
     sentences.append(f"On the rows that chose it: {_list_measures(chosen.measures)}.")
+    by_value = choose(search.finalists, search.limits)
+    if by_value.number != chosen.number and not broken:
+        unshown = "But its intervals do not show that it holds them; limits: {decide: value} takes it."
+        sentences.append(
+            f"By value {by_value.title} leaks less within the limits: {_list_measures(by_value.measures)}."
+        )
+        sentences.append(unshown)
     items = search.results.values()
     counts = [sum(item.rung >= rung for item in items) for rung in (FIRST, WHOLE, SHADOWED)]
     reached = [f"{count} reached {name}" for count, name in zip(counts[1:], search.bench.rungs[1:], strict=True)]

@@ -32,6 +32,7 @@ from secateur.experiments.invert import ClientExposure, check_invert
 from secateur.experiments.invert_targets import client_of, data_of
 from secateur.experiments.recipe_search import (
     FIRST,
+    NOTHING,
     SHADOWED,
     Confirmation,
     HalfRun,
@@ -53,6 +54,11 @@ FEWER = 2  # the first rung's part of the updates and of the iterations
 NONE = "none"
 
 
+def name_defense(defense: Defense) -> str:
+    """Name a defense in a sentence."""
+    return "no defense" if str(defense) == NONE else str(defense)
+
+
 @dataclass(frozen=True)
 class UpdateRecipe:
     """A defense of a client's update, with its strength."""
@@ -62,7 +68,7 @@ class UpdateRecipe:
     @property
     def title(self) -> str:
         """The recipe in words."""
-        return str(self.defense)
+        return name_defense(self.defense)
 
     @property
     def settings(self) -> dict[str, str | float]:
@@ -74,7 +80,7 @@ class UpdateRecipe:
     @property
     def labels(self) -> dict[str, Any]:
         """The labels of its rows."""
-        return {"defense": self.title, "extra": {"title": self.title}}
+        return {"defense": str(self.defense), "extra": {"title": self.title}}
 
 
 @dataclass(frozen=True)
@@ -199,7 +205,8 @@ class UpdateBench(HalvedBench):
                 for mounted in exposure.tune(attack):
                     exposure.measure(mounted)
         trained = self._train(run, config, data, seed, defense)
-        plain = self._train(run, config, data, seed, Defense((Choice("defense", NONE),)))
+        undefended = Defense((Choice("defense", NONE),))
+        plain = trained if defense == undefended else self._train(run, config, data, seed, undefended)
         return measure_pictures(run.rows) | compare_training(plain, trained, data), run, trained
 
     def _list_attacks(self, defense: Defense, rung: int) -> list[Choice]:
@@ -249,7 +256,8 @@ def compare_training(plain: CollaborativeResult, trained: CollaborativeResult, d
     tested = len(data.inputs) - data.train_size
     before, after = (share_of(result.history[-1]["test_accuracy"], tested) for result in (plain, trained))
     share = trained.history[-1]["bytes_up"] / plain.history[-1]["bytes_up"]
-    return {DROP: difference(before, after), BYTES: Estimate(share, share, share)}
+    drop = NOTHING if trained is plain else difference(before, after)
+    return {DROP: drop, BYTES: Estimate(share, share, share)}
 
 
 def drop_rows(rows: Sequence[Row], like: str, drop: Estimate, note: str) -> list[Row]:
