@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+import secateur
 from secateur.runs.folder import load_rows
 
 pytestmark = [pytest.mark.system, pytest.mark.timeout(900)]
@@ -49,6 +50,14 @@ def test_pictures_of_adam_clients_come_back_and_a_filter_that_does_nothing_is_ca
     again = audit(*arguments, "--attack-clients", 3, "--iterations", 200)
     assert again.returncode == 0 and "round" not in again.stderr  # nothing is run twice
     assert [row.to_json() for row in load_rows(tmp_path)] == [row.to_json() for row in rows]
+
+
+def test_pictures_of_a_batch_of_eight_come_back_partly_and_from_python(tmp_path):
+    settings = {"run_config": "num-server-rounds=1 batch-size=8 examples=8", "clients": 2, "attack_clients": 1}
+    audited = secateur.audit_app(APP, tmp_path, attack=ATTACK, iterations=600, **settings)
+    (share,) = values(audited.rows, "recognisable", "none")
+    assert 0 < share <= 1  # of 32 pictures 25 were recognisable with four clients
+    assert "1 step of 8 examples (1 pass over 8) by adam" in audited.findings["none"][0]
 
 
 @pytest.mark.parametrize(
