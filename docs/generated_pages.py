@@ -1,7 +1,7 @@
 """Pages that are made from the package: one a method, and the Python reference.
 
-A method's page has the text of its docstring and the sheet of `secateur list NAME`. Its numbers are cells of the matrix
-and claims of results/README.md, both from results/rows by the functions that make those pages.
+A method's page has the text of its docstring and the sheet of `secateur list NAME`. Its numbers are cells of the
+matrix, claims of results/README.md and means over other archives, all from results/rows.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ from secateur.catalogue import Method, methods, name_of
 from secateur.report.matrix import COLUMNS, Heatmap, build_heatmaps
 from secateur.report.method_sheet import describe_method, write_default
 from secateur.runs.archive import read_archive
+from secateur.runs.rows import Row
 
 ROOT = Path(__file__).parents[1]
 KINDS = {  # folder of the pages, and the heading of their list
@@ -37,7 +38,8 @@ PAPERS = {
     "priprune": "PriPrune (ACM TOMPECS 2024)",
     "mapp_fl": "MaPP-FL (2023)",
 }
-NO_NUMBERS = "No kept row has a number of this method. `secateur list studies` names the studies that measure some."
+NO_NUMBERS = "Not measured: no kept row has a number of this method. `secateur list studies` names what can be run."
+MEASURES = {"auc": ("AUC", ".3f"), "psnr": ("PSNR, dB", ".1f")}
 
 
 def make_pages() -> Iterator[tuple[str, str]]:
@@ -67,27 +69,33 @@ def make_method(method: Method) -> str:
     row = {"kind": method.kind} | method.describe()
     facts = describe_method(row)
     text = inspect.getdoc(method.make) or ""
-    equations = re.findall(r"Equation: `([^`]*)`\.", text)
+    equations = find_equations(method.make)
     text = re.sub(r"\n\nEquation: `[^`]*`\.", "", text).replace("Acts on: ", "Acts on ")
     source = PAPERS.get(method.paper, "no paper of the four")
     parts = [f"# {method.name}", f"*{KINDS[method.kind][1]}; {source}; `secateur list {method.name}`*", text]
     parts += ["\n".join(["## Equation", "```text", *equations, "```"])] if equations else []
-    threat = str(facts["threat"]).partition("; strongest attacker known")[0]
-    parts.append(f"## Threat model\n{_sentence(threat)}")
+    parts.append(f"## Threat model\n{_sentence(facts['threat'])}")
     parts.append(f"## Parameters\n{_parameters(row['defaults'], facts['meanings'])}")
     parts.append(f"## Cost\n{_sentence(facts['cost'])}")
     heading = "What it does not show" if method.kind in ("attack", "inversion") else "What it does not protect against"
     parts.append(f"## {heading}\n{_sentence(facts['gap'])}")
-    if "strongest" in row:
-        parts.append(f"## Strongest attacker known\n{_sentence(row['strongest'])}")
-    measured = [*matrix_numbers(method), *claims_about(method)]
+    parts.append(f"## Strongest attacker known\n{_sentence(facts['strongest'])}")
+    measured = [*matrix_numbers(method), *kept_numbers(method), *claims_about(method)]
     parts.append("\n\n".join(["## What we measured", *(measured or [NO_NUMBERS])]))
     return "\n\n".join(parts) + "\n"
 
 
+def find_equations(make: Any) -> list[str]:
+    """Return the equations of a method's docstring, or of the method whose preset it is."""
+    classes = inspect.getmro(make)[:-1] if inspect.isclass(make) else (make,)
+    texts = (re.findall(r"Equation: `([^`]*)`\.", inspect.getdoc(one) or "") for one in classes)
+    return next(filter(None, texts), [])
+
+
 def _sentence(text: Any) -> str:
     """Return a text with a capital and a full stop; names in code keep their letters."""
-    words = re.sub(r"(?<![`\w])(--[a-z-]+(?: \d+)?|[\w-]+=[\w=:.-]+)", r"`\1`", str(text))
+    flags = r"--[a-z-]+(?: \d+| [\w.]+=\d+)?|(?:\w+:)?[\w-]+=[\w=:.-]+|\b(?:lira|rmia|sgi|rob|ggl)\b"
+    words = re.sub(rf"(?<![`\w])({flags})", r"`\1`", str(text))
     return words[:1].upper() + words[1:] + "."
 
 
@@ -160,6 +168,46 @@ def matrix_numbers(method: Method) -> Iterator[str]:
     table = load_table().grid(head, body)
     decided = "Cells of the matrix that this attack decided" if attacks else "Its rows of the matrix"
     yield f"{decided} (Conv-2 on CIFAR-10, [ground and limits](../../../results/matrix.md)):\n\n{table}"
+
+
+@cache
+def load_kept() -> Mapping[tuple[str, ...], list[Row]]:
+    """Return the rows of all archives but the matrix's that have a measure, by archive, setting and measure."""
+    groups: dict[tuple[str, ...], list[Row]] = {}
+    for path in sorted((ROOT / "results" / "rows").glob("*.jsonl.xz")):
+        for row in () if path.name.startswith("matrix-") else read_archive(path).rows:
+            if row.metric not in MEASURES or row.value is None or row.extra.get("item") is not None:
+                continue
+            rule = row.extra.get("submodels") or row.extra.get("base_pruning") or row.pruner or "none"
+            setting = (path.name, row.model, row.dataset, rule, row.defense or "none", row.attack or "", row.metric)
+            groups.setdefault(setting, []).append(row)
+    return groups
+
+
+def kept_numbers(method: Method) -> Iterator[str]:
+    """Yield the table of the means over other archives' rows that have the method."""
+    place = {"attack": 5, "inversion": 5, "defense": 4}.get(method.kind, 3)
+    field = {"submodel": "submodels", "base-pruning": "base_pruning"}.get(method.kind)
+    lines: dict[tuple[Any, ...], list[str]] = {}  # by values: some archives have the same runs
+    for setting, rows in load_kept().items():
+        file, model, data, rule, defense, attack, metric = setting
+        kinds = {name for name in ("submodels", "base_pruning") if name in rows[0].extra}
+        if method.name not in {name_of(part) for part in setting[place].split("+")}:
+            continue
+        if place == 3 and (kinds != {field} if field else kinds):
+            continue
+        title, digits = MEASURES[metric]
+        values = [row.value for row in rows if row.value is not None]
+        mean, seeds = sum(values) / len(values), len({row.seed for row in rows})
+        ends = f" ({min(values):{digits}} to {max(values):{digits}})" if len(values) > 1 else ""
+        counted = f"{len(values)}, {seeds} seed{'s' if seeds > 1 else ''}"
+        where = f"[{model} on {data}](../../../results/rows/{file})"
+        cells = [where, f"`{rule}`", f"`{defense}`", f"`{attack}`", title, f"{mean:{digits}}{ends}", counted]
+        lines.setdefault((*setting[1:], *values), cells)
+    if lines:
+        head = ["model, data", "compression", "defense", "attack", "measure", "mean (lowest to highest)", "numbers"]
+        table = load_table().grid(head, list(lines.values()))
+        yield f"Its rows of other runs, as means over settings, rounds and seeds (`results/rows`):\n\n{table}"
 
 
 def _kinds_of(name: str) -> list[str]:

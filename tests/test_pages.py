@@ -6,6 +6,8 @@ import importlib.util
 import json
 import re
 import shlex
+import sys
+from collections import Counter
 from functools import cache
 from pathlib import Path
 
@@ -13,8 +15,12 @@ import pytest
 import typer.main
 import yaml
 
+from secateur.catalogue import methods
 from secateur.cli.commands import app
 from secateur.cli.options import RunCommand, read_settings
+from secateur.config import Audit, Sweep
+from secateur.config.base import PolicyFile
+from secateur.report.method_sheet import describe_method
 
 ROOT = Path(__file__).parents[1]
 PATTERNS = ("*.md", "docs/**/*.md", "results/*.md", ".github/**/*.md")
@@ -23,7 +29,6 @@ NAMES = [str(path.relative_to(ROOT)) for path in PAGES]
 GENERATED = ("methods/", "reference.md")  # pages of the site that docs/generated_pages.py makes
 NOTEBOOKS = sorted((ROOT / "examples" / "notebooks").glob("*.ipynb"))
 FENCE = re.compile(r"^```(\w*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
-MENTION = re.compile(r"secateur [\w-]+( --[\w-]+)?")  # of a command or an option
 NOT_HERE = {"my_models", "presumed", "secateur.federated.flare"}  # files that a page shows, and what needs FLARE
 
 
@@ -57,24 +62,28 @@ def test_links_and_anchors_lead_somewhere(page):
     assert not broken
 
 
-def lines_of(page):
-    """The lines of code that begin with secateur: in fences, indented, and in spans that have arguments."""
-    text = read(page)
-    fenced = [line for kind, block in FENCE.findall(text) if not kind for line in block.splitlines()]
-    indented = re.findall(r"^ {4}(secateur .*)$", FENCE.sub("", text), re.MULTILINE)
-    spans = [span for span in re.findall(r"`([^`\n]+)`", FENCE.sub("", text)) if not MENTION.fullmatch(span)]
-    lines = [line for line in (*fenced, *indented, *spans) if line.startswith("secateur ")]
-    return [line for line in lines if "..." not in line and "DIR" not in line]
+@cache
+def load(path):
+    """A script of the repository as a module."""
+    spec = importlib.util.spec_from_file_location(f"page_{Path(path).stem}", ROOT / path)
+    module = sys.modules[spec.name] = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
 
 
-COMMANDS = sorted({(line, page) for page in NAMES if page != "CHANGELOG.md" for line in lines_of(page)})
+RUNNER = load(".ci/readme.py")
+SECTIONS = RUNNER.list_sections([*RUNNER.PAGES, *sorted(RUNNER.HISTORY - {"CHANGELOG.md"})])
+COMMANDS = sorted(
+    {(line, code.page) for section in SECTIONS for code in section if not code.kind for line in code.lines}
+)
 
 
 def test_commands_of_all_pages_parse():
     """Options and fields are checked; files are not read, and nothing runs."""
     root, broken = typer.main.get_command(app), []
-    for line, page in COMMANDS:
-        name, *words = shlex.split(line, comments=True)[1:]
+    lines = [(line, page) for line, page in COMMANDS if line.startswith("secateur ") and "..." not in line]
+    for line, page in lines:
+        name, *words = shlex.split(line)[1:]
         try:
             command = root.commands[name]
             context = command.make_context(name, words)
@@ -86,7 +95,51 @@ def test_commands_of_all_pages_parse():
         except Exception as error:
             broken.append(f"{page}: {line}: {error!r}")
     assert not broken, "\n".join(broken)
-    assert len(COMMANDS) > 60
+    assert len(lines) > 90
+
+
+def test_every_command_and_python_block_is_run_or_says_why_not():
+    """`find_runner` raises for a line without a rule; a rule that no line needs is refused too."""
+    codes = [code for section in RUNNER.list_sections(RUNNER.PAGES) for code in section]
+    runners = Counter(code.find_runner(line) for code in codes for line in code.lines)
+    assert runners[RUNNER.HERE] > 90 and runners["tests/system/test_readme.py"] > 6
+    assert {file for file, _ in RUNNER.ELSEWHERE.values()} | set(RUNNER.NOT_RUN.values()) == runners.keys() - {
+        RUNNER.HERE
+    }
+    for file, words in RUNNER.ELSEWHERE.values():
+        assert words in read(file), file
+    with pytest.raises(SystemExit, match="no rule for the line: curl"):
+        RUNNER.Code("README.md", "", "curl example.org").find_runner("curl example.org")
+
+
+def test_scripts_and_targets_that_pages_name_are_there_with_their_options():
+    targets = re.findall(r"^([\w./-]+):", read("Makefile"), re.MULTILINE)
+    for line, page in COMMANDS:
+        program, *words = shlex.split(line)
+        if program == "make":
+            assert words[0] in targets, (page, line)
+        elif program == "python" and words[0].endswith(".py") and page != "docs/tutorial.md":
+            text = read(words[0])
+            assert all(option in text for option in words if option.startswith("--")), (page, line)
+
+
+def test_run_files_and_policies_of_the_pages_are_valid():
+    schemas = {"docs/howto/gate.md": PolicyFile, "docs/howto/runs.md": Audit, "docs/sweep.md": Sweep}
+    blocks = [code for section in SECTIONS for code in section if code.kind == "yaml"]
+    for code in blocks:
+        schemas[code.page].model_validate(yaml.safe_load(code.text))
+    assert {code.page for code in blocks} == schemas.keys()
+
+
+def test_every_method_has_what_its_page_shows():
+    """Equation, threat model, cost, gap, strongest attacker, and a meaning for every parameter."""
+    pages = load("docs/generated_pages.py")
+    for kind in pages.KINDS:
+        for name, entry in methods(kind).items():
+            facts = describe_method({"kind": kind} | entry.describe())
+            assert len(pages.find_equations(entry.make)) >= 1, name
+            assert all(facts[part] for part in ("threat", "cost", "gap", "strongest")), name
+            assert all(facts["meanings"].values()), name
 
 
 @pytest.mark.parametrize("page", [name for name in NAMES if "```python" in read(name)])
@@ -112,14 +165,6 @@ def test_notebooks_are_kept_without_outputs_and_compile(notebook):
     assert cells[0]["source"][0].startswith("# ") and len(cells) > 5
 
 
-@cache
-def load_site():
-    spec = importlib.util.spec_from_file_location("site_pages", ROOT / "docs" / "site.py")
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
-
-
 def test_the_site_shows_every_page():
     def targets(nav):
         for entry in nav:
@@ -127,13 +172,13 @@ def test_the_site_shows_every_page():
             yield from targets(target) if isinstance(target, list) else [target]
 
     listed = list(targets(yaml.safe_load(read("mkdocs.yml"))["nav"]))
-    pages = {place for place in load_site().list_sources().values() if place.endswith(".md")}
+    pages = {place for place in load("docs/site.py").list_sources().values() if place.endswith(".md")}
     assert pages == {target for target in listed if not target.startswith(GENERATED)}
     assert len(listed) == len(set(listed))
 
 
 def test_links_of_the_site_lead_between_its_pages():
-    module = load_site()
+    module = load("docs/site.py")
     places = module.list_sources()
     moved = module.move_links("[a](docs/howto/gate.md#the-answer) [b](src/x.py) `[c](d.md)`", "README.md", places)
     assert moved == "[a](howto/gate.md#the-answer) b `[c](d.md)`"

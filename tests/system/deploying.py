@@ -83,14 +83,18 @@ class Deployment:
     def __init__(self, folder):
         self.folder, self.port = folder, free_port()
         self.processes = {}
-        make_certificates(folder)
-        (folder / "config.toml").write_text(
-            f'[superlink.loop]\naddress = "{HOST}:{self.port}"\nroot-certificates = "{folder / "ca.crt"}"\n'
-        )
+        self.certify()
         own = {"PATH": f"{BIN}{os.pathsep}{os.environ['PATH']}", "FLWR_HOME": str(folder), "OMP_NUM_THREADS": "1"}
         own |= {"FLWR_TELEMETRY_ENABLED": "0", "FLWR_DISABLE_UPDATE_CHECK": "1", "OMP_WAIT_POLICY": "PASSIVE"}
         own |= {"FLWR_DISABLE_RUNTIME_DEPENDENCY_INSTALLATION": "1", "FLWR_SUPEREXEC_TASK_POLL_INTERVAL": "0.1"}
         self.environment = os.environ | own
+
+    def certify(self):
+        """Make the certificates, and tell flwr where the superlink is."""
+        make_certificates(self.folder)
+        (self.folder / "config.toml").write_text(
+            f'[superlink.loop]\naddress = "{HOST}:{self.port}"\nroot-certificates = "{self.folder / "ca.crt"}"\n'
+        )
 
     def __enter__(self):
         return self
@@ -193,7 +197,7 @@ class Deployment:
 REGISTER = "import sys; from flwr.cli.app import app\nfor key in sys.argv[1:]:\n"
 REGISTER += "    app(['supernode', 'register', key, 'loop'], standalone_mode=False)"
 TLS = {"ca-certfile": "ca.crt", "certfile": "server.pem", "keyfile": "server.key"}
-LOGS = ("superlink", "superexec", "first", "second", "nodes")
+LOGS = ("superlink", "superexec", "first", "second", "hospital-0", "hospital-1", "nodes")
 
 
 def listens(port):

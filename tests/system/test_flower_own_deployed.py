@@ -1,11 +1,14 @@
-"""Two supernodes with data of their own, and a server that has neither: the model of all of it in one place."""
+"""Two supernodes with data of their own, by the lines of docs/deploy.md: the model of all of it in one place."""
 
+import re
+import shlex
+import subprocess
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
-from deploying import Deployment
+from deploying import HOST, Deployment, free_port, listens
 from safetensors.torch import load_file
 
 from secateur.config import Federate, read
@@ -16,7 +19,9 @@ from secateur.runs.folder import load_rows
 
 pytestmark = pytest.mark.system
 
-APP = Path(__file__).parents[2] / "examples" / "flower-app"
+ROOT = Path(__file__).parents[2]
+SECTION = (ROOT / "docs" / "deploy.md").read_text().split("\n## Two machines\n")[1].split("\n## ")[0]
+LINES = re.findall(r"^ {4}(\S.*)$", re.sub(r"\\\n\s*", "", SECTION), re.MULTILINE)
 SETTINGS = {"model": "digits-cnn", "clients": 2, "per_round": 2, "rounds": 2, "local_steps": 2, "batch_size": 8}
 SETTINGS |= {"defense": "dgp+error-feedback", "evaluate_every": 1, "learning_rate": 0.1}
 ROWS = 90  # of each node
@@ -40,19 +45,52 @@ def in_one_place(config, data):
     return [each.value for each in told if each.metric == "test_loss"], federation.model()
 
 
+class ByThePage(Deployment):
+    """A deployment by the lines of the page, with this machine's names, ports and files."""
+
+    def certify(self):
+        """Run the page's lines for certificates, and write its configuration."""
+        for line in LINES:
+            if line.startswith(("openssl", "printf")):
+                subprocess.run(line, shell=True, cwd=self.folder, check=True, capture_output=True)
+        settings = [line for line in LINES if line.startswith(("[", "address", "root-certificates"))]
+        text = "\n".join(settings).replace("/path/to/ca.crt", str(self.folder / "ca.crt"))
+        (self.folder / "config.toml").write_text(text.replace("localhost:8000", f"localhost:{self.port}"))
+
+    def words(self, start, **changes):
+        """The words of the page's line that begins so."""
+        (line,) = [line for line in LINES if line.startswith(start)]
+        changes = {
+            "localhost:8000": f"localhost:{self.port}",
+            "fed.example.org:8000": f"localhost:{self.port}",
+        } | changes
+        for here, there in changes.items():
+            line = line.replace(here, str(there))
+        return shlex.split(line)
+
+
 @pytest.mark.timeout(600)
-def test_deployed_with_data_of_their_own(tmp_path):
+def test_deployed_with_data_of_their_own_by_the_lines_of_the_page(tmp_path):
     config = read(Federate, None, SETTINGS)
     data, _ = load_data(config)
     page = tmp_path / "run" / "report.html"
-    with Deployment(tmp_path) as flower:
-        flower.superlink()
-        flower.superexec()
-        for place, name in enumerate(("first", "second")):
-            inputs, labels = cut(data, place * ROWS)
-            np.savez(tmp_path / f"{name}.npz", inputs=inputs.numpy(), labels=labels.numpy())
-            flower.supernode(name, place, also=f'own-data="{tmp_path / name}.npz"')
-        flower.run(APP, **SETTINGS, out=str(page.parent), deadline=180.0, patience=120.0)
+    with ByThePage(tmp_path) as flower:
+        place = {"0.0.0.0": HOST, "--port 8000": f"--port {flower.port}"}
+        flower.start("superlink", *flower.words("flower-superlink", **place))
+        flower.wait_for(lambda: listens(flower.port), "the superlink listens")
+        flower.start("superexec", *flower.words("flower-superexec"))
+        for client in (0, 1):
+            name, own = f"hospital-{client}", tmp_path / f"own-{client}.npz"
+            inputs, labels = cut(data, client * ROWS)
+            np.savez(own, inputs=inputs.numpy(), labels=labels.numpy())
+            subprocess.run(flower.words("ssh-keygen", **{"hospital-0": name}), cwd=tmp_path, check=True)
+            flower.flwr(*flower.words(f"flwr supernode register {name}")[1:])
+            changes = {"hospital-0": name, "partition-id=0": f"partition-id={client}", "/data/ours.npz": own}
+            flower.start(name, *flower.words("flower-supernode", **changes), "--port", free_port())
+        *command, _ = flower.words("flwr run", **{"examples/": f"{ROOT}/examples/", "--stream ": ""})
+        settings = SETTINGS | {"out": str(page.parent), "deadline": 180.0, "patience": 120.0}
+        told = " ".join(f"{key.replace('_', '-')}={value!r}".replace("'", '"') for key, value in settings.items())
+        flower.flwr(*command[1:], told)
         flower.wait_for(page.exists, "the page", 400)
 
     rows = load_rows(page.parent)

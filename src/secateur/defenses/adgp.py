@@ -31,6 +31,8 @@ class AlignedDualGradientPruning(Upload):
     I in one corner only that corner is trained, and all other entries wait in the residuals for an honest round.
 
     `secateur invert` attacks the user that broadcasts, or with `adgp:chosen=false` a user that follows another's I.
+
+    Equation: `P = g + residual; sent = the k largest of P without its largest k1, inside I; I: largest 2k of one user`.
     """
 
     k1: float = 0.05

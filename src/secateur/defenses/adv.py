@@ -38,6 +38,8 @@ class AdversarialRegularisation:
     validation loss (without the adversarial term) is no fresh estimate. Neither h nor the classifier sees a test split.
 
     Each epoch's row of the history has the surrogate's mean loss as `attack_loss`: log 2 = 0.693 is blind guessing.
+
+    Equation: `h: max mean log h(members) + mean log(1 - h(others)); classifier: min CE + alpha mean log h(members)`.
     """
 
     alpha: float = 1.0  # the paper tries .5, 1, 2, 4, 8, 16

@@ -229,6 +229,8 @@ class AutomaticTransformationSearch:
     With `ats:policies=search`, secateur invert first searches policies for its own network. It draws `candidates`
     random policies and keeps those with an accuracy score of at least `threshold`. The two most private of these are
     used. A reconstruction is compared with the transformed picture (ATS-R) and with the raw one (ATS-T).
+
+    Equation: `sent = dL(f(T(x)), y)/dw; T drawn anew from the policies for each picture`.
     """
 
     policies: str | int = CHOSEN  # a single number is a policy of one operation; search: determined before the run

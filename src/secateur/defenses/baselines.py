@@ -15,6 +15,8 @@ class Basic:
     """Early stopping on the validation loss and weight decay, which every other defense keeps (samia_ppb 6.2).
 
     Acts on: the recipe of fine-tuning, which stays unchanged because both are in it from the start.
+
+    Equation: `L = CE, with weight decay; the epoch of least validation loss is kept`.
     """
 
     def __call__(self, recipe: Recipe) -> Recipe:
@@ -34,6 +36,8 @@ class NoDefense:
     """Fine-tunes for all epochs without early stopping or weight decay: what `basic` is measured against.
 
     Acts on: the recipe of fine-tuning.
+
+    Equation: `L = CE`.
     """
 
     def __call__(self, recipe: Recipe) -> Recipe:

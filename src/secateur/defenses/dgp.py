@@ -36,6 +36,8 @@ class DualGradientPruning:
     `release` is our own variant. With error feedback, an entry that is always among the largest of gradient + residual
     is never sent. With `release`, an entry that the top rule held back for that many consecutive rounds is sent once.
     It comes on top of the exact number of others. The client's state counts the rounds.
+
+    Equation: `sent_i = 0 if |g_i| is among the largest ceil(k1 n) or smallest int(k2 n) of its tensor, else g_i`.
     """
 
     k1: float | None = None  # .05 unless total or p is set

@@ -40,6 +40,8 @@ class DistributedPrivacy(Upload):
     noise of at least sigma C. If the server sees no more than the sum (secure aggregation), there is an epsilon for
     adding or removing one client. With fewer answers the noise is less. The accountant takes real numbers: the rounding
     of secure aggregation is not in its epsilon. BatchNorm's statistics are not sent.
+
+    Equation: `sent = g min(1, C / |g|) + N(0, (sigma C)^2 / n)`.
     """
 
     no_residual: ClassVar[bool] = True  # fed back, the noise would cancel

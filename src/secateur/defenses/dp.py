@@ -46,6 +46,8 @@ class DifferentialPrivacy(PrivacySettings, Upload):
     Acts on: the upload, which is computed anew from the client's examples: (sum of clipped + N(0, (sigma C)^2)) / B.
     BatchNorm normalises by running statistics, because batch statistics mix the examples. B is public. The epsilon is
     for adding or removing one example. dgp uses the name DP for the defense `noise`.
+
+    Equation: `sent = (sum over i of g_i min(1, C / |g_i|) + N(0, (sigma C)^2)) / B`.
     """
 
     anew: ClassVar[bool] = True  # only the names of the incoming gradient are used, so error feedback cannot wrap it

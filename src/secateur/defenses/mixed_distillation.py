@@ -38,6 +38,8 @@ class MixedDistillation:
     + u x_j, of a random pair of the batch, with u uniform in [0, `strength`). The loss is T^2 KL(f(x') / T || g(x') /
     T): f is the unpruned model, g the pruned one, T the `temperature`. Labels of the validation rows
     still say when to stop. `strength` 0 is the ablation: the members themselves, without their labels.
+
+    Equation: `x' = (1 - u) x_i + u x_j, u ~ U[0, strength); L = T^2 KL(f(x') / T || g(x') / T)`.
     """
 
     strength: float = 0.5

@@ -26,6 +26,8 @@ class GaussianNoise(Upload):
     """Adds N(0, sigma^2) to every entry of a gradient, without clipping (dgp 6.1, where it is called DP).
 
     Acts on: the upload. Nothing bounds the contribution of one example, so there is no epsilon; `dp` has one.
+
+    Equation: `sent = g + N(0, sigma^2)`.
     """
 
     sigma: float = 1e-2

@@ -33,6 +33,8 @@ class Outpost(Upload):
     The risk is min(variance of the tensor's weights, 1). The Fisher information is g^2 averaged over the first axis.
     The noise also fills pruned entries, so more than 1 - rho is sent. In round t the defense is applied with
     probability 1 / (1 + beta t); otherwise the gradient is sent unchanged.
+
+    Equation: `sent = [|g| >= percentile rho] g + [Fisher >= top phi] N(0, (strength min(Var w, 1))^2)`.
     """
 
     strength: float = 0.8  # lambda

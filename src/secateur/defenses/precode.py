@@ -33,6 +33,8 @@ class Precode:
 
     The noise never leaves the client. A plain attacker draws one sample for all trials. An adaptive attacker uses the
     mean, and excludes the layers whose gradients are products of the noise from the matching.
+
+    Equation: `z = mu(h) + sigma(h) N(0, 1); output = W decode(z) + b; L = CE + beta KL(z || N(0, 1))`.
     """
 
     size: int = 256  # K

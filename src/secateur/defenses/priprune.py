@@ -71,6 +71,8 @@ class PriPrune:
     With L_pri and L_sha alone, an alpha rests at privacy / sharing times its weight in Eq. 17, which is 1 / N on
     average. The paper's lambdas suit millions of weights. A smaller network needs a larger `sharing`, or it withholds
     everything.
+
+    Equation: `L = accuracy CE + privacy L_pri + sharing L_sha; withheld ~ Gumbel-softmax(alpha), alpha learnt`.
     """
 
     accuracy: float = 5.0  # lambda_acc

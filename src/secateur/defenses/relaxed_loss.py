@@ -38,6 +38,8 @@ class RelaxedLoss:
     an example that is right ascends on its loss, and one that is wrong is fitted to its own flattened posterior. That
     is p_y for its label y and (1 - p_y) / (K - 1) for the others. RelaxLoss takes turns with these two by epochs.
     `strength` 0 is the ablation: cross-entropy alone.
+
+    Equation: `tau = strength L_val(f); min L if L >= tau, else max L where right, and flatten where wrong`.
     """
 
     strength: float = 1.0

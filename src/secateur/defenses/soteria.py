@@ -44,6 +44,8 @@ class Soteria(Upload):
     many features are computed at once; the authors' code runs one backward pass per feature. On a GPU the gradients
     of a float32 network are computed in TF32, with each layer accurate to 2^-9. Columns whose scores are that close may
     change places.
+
+    Equation: `score_f = |dr_f / dX| / (|r_f| + 1e-10); dL/dW[:, f] = 0 for the int(rate F) lowest`.
     """
 
     rate: float = 0.8

@@ -19,6 +19,8 @@ class TopK(Upload):
     """Sends of every tensor the largest entries by magnitude and zeros for the others (Alistarh et al. 2018; dgp 6.1).
 
     Acts on: the upload. Exactly n - int((1 - keep) n) of n entries stay; of equal ones the earlier counts as larger.
+
+    Equation: `sent_i = g_i if |g_i| is among the largest n - int((1 - keep) n) of its tensor, else 0`.
     """
 
     keep: float = 0.2  # the paper's Table 7 also keeps .05

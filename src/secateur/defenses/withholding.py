@@ -171,6 +171,8 @@ class Mix(Withholding):
 
     Acts on: a federation's client, on top of any base pruning. `largest` is the share of the rate that goes to the
     largest gradients (Fig. A4 has 0, 1/3, 2/3 and 1); the others are drawn among the remaining weights.
+
+    Equation: `withheld = int(largest rate N) weights of largest |gradient|, the rest of int(rate N) at random`.
     """
 
     largest: float = 0.5

@@ -26,6 +26,8 @@ class Distil:
 
     The loss is (1 - `weight`) * cross-entropy + `weight` * T^2 * KL(original || student) of logits / T, with T the
     `temperature`. `student` is the name of a model, or module:function. It takes no sparsity.
+
+    Equation: `L = (1 - weight) CE + weight T^2 KL(original / T || student / T)`.
     """
 
     uses_sparsity: ClassVar[bool] = False

@@ -27,6 +27,8 @@ class Int8:
     `mode`: "static" covers every convolution and linear layer, folds BatchNorm, and takes the ranges of activations
     from training rows. "dynamic" covers the linear layers alone, and scales every row of activations by itself.
     It takes no sparsity. After a pruner, as in l1-structured+int8, channels that can be removed are removed first.
+
+    Equation: `w' = s clamp(round(w / s), -128, 127)`.
     """
 
     uses_sparsity: ClassVar[bool] = False

@@ -54,7 +54,10 @@ class L1Unstructured(ScorePruner):
 @method("pruner", "random", "priprune")
 @dataclass(frozen=True)
 class Random(ScorePruner):
-    """Drops weights at random, drawn over the whole network (the Random base pruning of priprune)."""
+    """Drops weights at random, drawn over the whole network (the Random base pruning of priprune).
+
+    Equation: `score(w) ~ U[0, 1); the lowest go`.
+    """
 
     scope: Scope = "global"
 
@@ -74,6 +77,8 @@ class SynFlow:
     R is the sum of the outputs for an input of ones, with every parameter replaced by its magnitude, in eval mode and
     float64. The score is |w * dR/dw|, and after round k a share density^(k / rounds) is left. Of the batch only the
     shape of its inputs is used.
+
+    Equation: `score(w) = |w * dR/dw|; R = sum of f(ones; |w|); after round k a share density^(k / rounds) is left`.
     """
 
     rounds: int = 100
@@ -102,7 +107,10 @@ class SynFlow:
 @method("pruner", "snip", "priprune")
 @dataclass(frozen=True)
 class Snip(ScorePruner):
-    """Drops the weights whose removal changes one batch's loss least, |w * dL/dw| (SNIP; Lee et al. 2019, Eq. 5)."""
+    """Drops the weights whose removal changes one batch's loss least, |w * dL/dw| (SNIP; Lee et al. 2019, Eq. 5).
+
+    Equation: `score(w) = |w * dL/dw|; the lowest go`.
+    """
 
     scope: Scope = "global"
 
@@ -118,6 +126,8 @@ class Grasp(ScorePruner):
 
     g and H are the gradient and the Hessian, by the prunable weights, of the loss of logits / `temperature`. The loss
     is taken on the first `samples_per_class` examples of each class in the batch (fewer if the batch has fewer).
+
+    Equation: `score(w) = -w * (H g); the largest go`.
     """
 
     temperature: float = 200.0

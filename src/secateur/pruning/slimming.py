@@ -24,6 +24,8 @@ class Slimming:
     The original is trained with `l1` * sum |gamma| (the paper's Eq. 1; `penalty`). A filter is dropped if every
     BatchNorm that reads it drops its channel and nothing else reads it. `groups` and `mask` are those of l1-structured.
     With "coupled" a group's score is the mean of its |gamma|, so that one threshold suits large and small groups.
+
+    Equation: `L = CE + l1 sum |gamma|; score(channel) = |gamma|; the lowest go`.
     """
 
     l1: float = 1e-4

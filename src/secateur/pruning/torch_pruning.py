@@ -23,6 +23,8 @@ class TorchPruning:
 
     Grouped convolutions and attention are taken. The smaller network is then fine-tuned. The layer of the
     outputs stays whole. `order` is that of the norm; `scope` chooses in every layer by itself, or over the network.
+
+    Equation: `score(channel) = norm of its weights, of that order; the lowest go`.
     """
 
     uses_sparsity: ClassVar[bool] = True

@@ -25,6 +25,8 @@ class DLG(GradientMatching):
 
     Minimises the sum over parameters of ||g - g*||^2 from N(0, 1): 300 steps of up to 20 moves, learning rate 1,
     history 100. The network's activation must be differentiable twice (LeNet-Zhu). DLG diverges often: restarts help.
+
+    Equation: `min over x, y of the sum over parameters of |g(x, softmax(y)) - g*|^2`.
     """
 
     iterations: int = 300

@@ -28,6 +28,8 @@ class GI(GradientMatching):
     is Adam at rate .1 with 50 steps of warm-up, cosine decay and noise .2 on the pixels. The consensus is the mean of 8
     seeds, each registered to their plain mean; registration.py stands in for the authors' RANSAC-flow. None of our
     sources states a_G; the default 1 does not scale the distance.
+
+    Equation: `min over x of a_G |g - g*|^2 + a_TV TV(x) + a_l2 |x|^2 + a_BN R_BN(x) + a_group |x - consensus|^2`.
     """
 
     iterations: int = 20_000

@@ -23,6 +23,8 @@ class IG(GradientMatching):
     The objective is 1 - <g, g*> / (|g| |g*|) + a_TV TV(x). The rate is .1, times 0.1 at 3/8, 5/8 and 7/8 of the
     iterations; pictures are clamped to the valid range. DGP states no a_TV. Unless `tv` is set, `secateur`
     chooses it on pictures of the attacker's own; the class alone has that of ATS (Gao et al. 2021), which DGP follows.
+
+    Equation: `min over x of 1 - <g, g*> / (|g| |g*|) + a_TV TV(x)`.
     """
 
     iterations: int = 2500

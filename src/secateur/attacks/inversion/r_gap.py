@@ -52,6 +52,8 @@ class RGap(InversionAttack):
     gradient is zero. mask: entries that hold noise instead of a gradient. layer: all entries of the defended layer; of
     the last layer, where the recursion begins, only the zeros. The last layer's k x^T is completed from the entries
     that survived.
+
+    Equation: `W x = z and sum of k x = dL/dW; k of the layer before = (W^T k) * act'(z)`.
     """
 
     adaptive: Adaptive = "none"

@@ -61,6 +61,8 @@ class Rob:
 
     An attacker who knows that entries were dropped reads the jumps between rows of weights, which outlive their biases.
     `adaptive` is then support, where a zero was dropped, or mask, where noise filled the holes.
+
+    Equation: `picture of bin i = (dL/dW_i - dL/dW_(i+1)) / (dL/db_i - dL/db_(i+1))`.
     """
 
     bins: int = 128

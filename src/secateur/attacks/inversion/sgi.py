@@ -31,6 +31,8 @@ class SGI(GIPriPrune):
 
     magnitudes=true reads the squared gradients that PruneFL's clients also send. It compares the size of every entry,
     and the sign of those that were sent.
+
+    Equation: `min over x, y of 1 - cos(g(x, y), (w - w_i) * mask) + a_TV TV(x); mask = [w_i != 0]`.
     """
 
     target: Literal["update", "unpruned"] = "unpruned"

@@ -138,6 +138,8 @@ def blindmi(generated: int = 20, batch: int = 20) -> BlindMI:
     `generated` non-members are queried: Sobel-filtered candidates, or for tabular data rows with independently drawn
     columns. Candidates are decided in batches of `batch`. Its decisions depend on the generated rows: another seed can
     move its AUC by .06, which its interval, over the rows asked, does not cover.
+
+    Equation: `member unless MMD^2(N + x, C - x) > MMD^2(N, C); N: generated non-members, C: candidates`.
     """
     check_whole("attack blindmi generated", generated)
     check_whole("attack blindmi batch", batch, 2)

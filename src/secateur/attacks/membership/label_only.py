@@ -149,6 +149,8 @@ def label_only(
     flip with probability `rate`; other columns get Gaussian noise of `noise` deviations; all rows get the same changes.
     The score is a `logistic` regression on the correctness of the answers, learnt from shadows like the threshold. With
     `rule` `share` it is the share of correct answers.
+
+    Equation: `score = logistic(b + sum over copies i of a_i [label(x_i) = y]); share: mean over i of [label(x_i) = y]`.
     """
     if rule not in RULES:
         raise unknown("attack label-only rule", rule, RULES)

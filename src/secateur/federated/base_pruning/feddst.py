@@ -28,6 +28,8 @@ class FedDST(BasePruning):
     every layer back to S by the |gradient| of its last batch; grown weights start at 0. So a local step must follow,
     because a weight that is still 0 when it is sent is pruned again. The caller averages by sum n m w / sum n m, and
     the server prunes every layer to S by |w|. So the rate is exact after every round, at clients and server.
+
+    Equation: `prune to S + (1 - S) alpha by |w|; grow to S by |dL/dw|; average = sum n m w / sum n m`.
     """
 
     alpha: float = 0.01

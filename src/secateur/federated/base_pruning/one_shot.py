@@ -40,6 +40,8 @@ class SnipOnce(OneShot):
     """Removes the weights whose removal changes one batch's loss least, once, at the server (SNIP; priprune Table 1).
 
     `batch` is the server's or one client's; the score is taken at the model that round 1 begins with.
+
+    Equation: `mask = the share 1 - rate of largest |w * dL/dw|`.
     """
 
     pruner = Snip
@@ -51,6 +53,8 @@ class GraspOnce(OneShot):
     """Removes the weights that carry the gradient flow least, once, at the server (GraSP; priprune Table 1).
 
     `batch` should hold ten examples of every class; the score is taken at the model that round 1 begins with.
+
+    Equation: `mask = the share 1 - rate of smallest -w * (H g)`.
     """
 
     pruner = Grasp
@@ -62,6 +66,8 @@ class SynFlowOnce(OneShot):
     """Removes the weights of least synaptic flow, without data, once, at the server (SynFlow; priprune Table 1).
 
     All 100 rounds of scoring come before round 1; only the shape of `batch` is used.
+
+    Equation: `mask = the share 1 - rate of largest |w * dR/dw|; R = sum of f(ones; |w|)`.
     """
 
     pruner = SynFlow
@@ -74,6 +80,8 @@ class RandomPruning(OneShot):
 
     `fixed` keeps the first mask. The server draws the mask and the clients prune by it. A weight that comes back
     resumes its value at the server.
+
+    Equation: `mask = a share 1 - rate of the weights, each equally likely`.
     """
 
     pruner = Random
@@ -97,7 +105,10 @@ class RandomPruning(OneShot):
 @method("base-pruning", "none", "-", cycles="never", at_client=False)
 @dataclass(frozen=True)
 class NoPruning(BasePruning):
-    """Keeps every weight: plain federated averaging."""
+    """Keeps every weight: plain federated averaging.
+
+    Equation: `mask = 1; w = sum n w_client / sum n`.
+    """
 
     rate: float = 0.0
 

@@ -82,6 +82,8 @@ class PruneFL(BasePruning):
 
     With `squares` "all" (the paper's) clients send the squares of all weights, also of those that a defense withholds.
     That reveals the size of each such gradient. With "shared" these squares are 0: a withheld weight counts as flat.
+
+    Equation: `candidates: least |w|, a share fraction * 0.5^(round / halving); kept by g^2 / seconds`.
     """
 
     every: int = 50  # rounds, and iterations of the initial pruning

@@ -87,7 +87,10 @@ class GroupedRandom(RandomRule):
 @method("submodel", "fdropout", "mapp_fl")
 @dataclass(frozen=True)
 class FederatedDropout(RandomRule):
-    """Random channels of a client's own, new in every round (FDropout, USR; Caldas et al. 2018, mapp_fl Eq. 6)."""
+    """Random channels of a client's own, new in every round (FDropout, USR; Caldas et al. 2018, mapp_fl Eq. 6).
+
+    Equation: `S(client, round) = k random channels of K`.
+    """
 
     def set_of(self, at: RuleContext) -> int:
         """Return a number unique to the client and the round."""
@@ -97,7 +100,10 @@ class FederatedDropout(RandomRule):
 @method("submodel", "heterofl", "mapp_fl")
 @dataclass(frozen=True)
 class HeteroFL(Rule):
-    """The first channels of every layer (HeteroFL, OFM; Diao et al. 2021, mapp_fl Eq. 7)."""
+    """The first channels of every layer (HeteroFL, OFM; Diao et al. 2021, mapp_fl Eq. 7).
+
+    Equation: `S = {1, ..., k}, for all clients and rounds`.
+    """
 
     def __call__(self, at: RuleContext) -> np.ndarray:
         """Return the first channels: the top left of every weight matrix."""
@@ -107,7 +113,10 @@ class HeteroFL(Rule):
 @method("submodel", "heterofl-r", "mapp_fl")
 @dataclass(frozen=True)
 class HeteroFLRandom(RandomRule):
-    """One random set of channels for all clients and rounds (HeteroFL (R), OFR; mapp_fl Section 5.4)."""
+    """One random set of channels for all clients and rounds (HeteroFL (R), OFR; mapp_fl Section 5.4).
+
+    Equation: `S = k random channels of K, the same for all clients and rounds`.
+    """
 
     def set_of(self, at: RuleContext) -> int:
         """Return 0: one set for all clients and rounds."""
@@ -120,6 +129,8 @@ class LocalRule(Rule):
     """Every client trains a model of its size alone, with early stopping on a part of its data (mapp_fl Section 5.3).
 
     Stops after `patience` epochs without a lower loss on the part `validation`, and keeps the best epoch's model.
+
+    Equation: `w_client = argmin of its own loss; nothing is averaged`.
     """
 
     patience: int = 5
@@ -139,7 +150,10 @@ class LocalRule(Rule):
 @method("submodel", "mapp-fl", "mapp_fl")
 @dataclass(frozen=True)
 class MappFL(Rule):
-    """Clients are dealt into groups in every round, and a group trains its block of each layer (GFM; mapp_fl Eq. 8)."""
+    """Clients are dealt into groups in every round, and a group trains its block of each layer (GFM; mapp_fl Eq. 8).
+
+    Equation: `S(client, round) = block g of the channels; g(client) is dealt anew in every round`.
+    """
 
     groups: int = 4
 
@@ -151,7 +165,10 @@ class MappFL(Rule):
 @method("submodel", "mapp-fl-r", "mapp_fl")
 @dataclass(frozen=True)
 class MappFLRandom(GroupedRandom):
-    """Clients are dealt into groups in every round, whose channels are random and fixed (GFR; mapp_fl Section 5.4)."""
+    """Clients are dealt into groups in every round, whose channels are random and fixed (GFR; mapp_fl Section 5.4).
+
+    Equation: `S(client, round) = R_g, k random channels, fixed; g(client) is dealt anew in every round`.
+    """
 
     def set_of(self, at: RuleContext) -> int:
         """Return the client's group."""
@@ -161,7 +178,10 @@ class MappFLRandom(GroupedRandom):
 @method("submodel", "gsr", "mapp_fl")
 @dataclass(frozen=True)
 class GroupsResampledRandom(GroupedRandom):
-    """Clients are dealt into groups with new random channels in every round (GSR; mapp_fl Section 5.4)."""
+    """Clients are dealt into groups with new random channels in every round (GSR; mapp_fl Section 5.4).
+
+    Equation: `S(client, round) = R_g(round), k random channels; g(client) is dealt anew in every round`.
+    """
 
     def set_of(self, at: RuleContext) -> int:
         """Return a number unique to the client's group and the round."""
@@ -171,7 +191,10 @@ class GroupsResampledRandom(GroupedRandom):
 @method("submodel", "none", "mapp_fl")
 @dataclass(frozen=True)
 class NoSubmodels(Rule):
-    """Every client trains the whole model (FedAvg; McMahan et al. 2017, mapp_fl Eq. 3)."""
+    """Every client trains the whole model (FedAvg; McMahan et al. 2017, mapp_fl Eq. 3).
+
+    Equation: `S = all channels; w = sum n w_client / sum n`.
+    """
 
     whole: ClassVar[bool] = True
 
@@ -183,7 +206,10 @@ class NoSubmodels(Rule):
 @method("submodel", "osr", "mapp_fl")
 @dataclass(frozen=True)
 class OneResampledRandom(RandomRule):
-    """One random set of channels for all clients, drawn anew in every round (OSR; mapp_fl Section 5.4)."""
+    """One random set of channels for all clients, drawn anew in every round (OSR; mapp_fl Section 5.4).
+
+    Equation: `S(round) = k random channels of K, for all clients`.
+    """
 
     def set_of(self, at: RuleContext) -> int:
         """Return the round's number."""
@@ -197,6 +223,8 @@ class OneResampledBlock(Rule):
 
     There are two readings. In the authors' code all clients train the block of group t % 4. In the paper one group is
     selected at random for each client in each round.
+
+    Equation: `S(round) = block (round mod 4) of the channels, for all clients`.
     """
 
     reading: Literal["code", "paper"] = "code"
@@ -215,7 +243,10 @@ class OneResampledBlock(Rule):
 @method("submodel", "ufr", "mapp_fl")
 @dataclass(frozen=True)
 class UniqueFixedRandom(RandomRule):
-    """Fixed random sets, one for each client, assigned anew in every round (UFR; mapp_fl Section 5.4)."""
+    """Fixed random sets, one for each client, assigned anew in every round (UFR; mapp_fl Section 5.4).
+
+    Equation: `S(client, round) = R_c, k random channels, fixed; c is dealt anew in every round`.
+    """
 
     def set_of(self, at: RuleContext) -> int:
         """Return the set that the client was dealt."""
