@@ -6,8 +6,8 @@ A page has a marker above each table, and `<!-- end -->` below it:
     <!-- study NAME STUDY | COLUMNS | LABELS -->     the study's own table, of its COLUMNS
     <!-- script NAME.py -->                          what `make_table()` of a script of this folder returns
 
-NAME is an archive of rows/. COLUMNS are separated by commas. One of rows is a metric with the labels that select it,
-such as `auc attack=rmia`; ` = title` names a column otherwise. Means over seeds have Student's 95 % interval; where
+NAME is an archive of rows/. COLUMNS are separated by semicolons. One of rows is a metric with the labels that select
+it, such as `auc attack=rmia`; ` = title` names a column otherwise. Means over seeds have Student's 95 % interval; where
 rows of one seed differ by client, clients are averaged and there is no interval for one seed.
 """
 
@@ -59,7 +59,7 @@ def tabulate_rows(rows: Sequence[Row], fields: str, columns: str, labels: str = 
     for row in known:
         lines.setdefault(tuple(word(row, name) for name in names), []).append(row)
     titles, body = [], []
-    for column in columns.split(","):
+    for column in columns.split(";"):
         text, _, title = (part.strip() for part in column.partition(" = "))
         metric, *selectors = text.split()
         chosen = dict(selector.split("=") for selector in selectors)
@@ -100,20 +100,24 @@ def word(row: Row, name: str) -> str:
 
 
 def tabulate_study(archive: Archive, study: str, columns: str, labels: str = "") -> str:
-    """Return columns of a study's own table, of the lines that have these labels."""
+    """Return columns of a study's own table, of the lines that have these labels; `part` is one of them."""
     wanted = dict(text.split("=") for text in labels.split(";") if text)
-    ((lines, _),) = find("study", study).make().tabulate_rows(archive).values()
-    names = [name.strip() for name in columns.split(",")]
+    names = [name.strip() for name in columns.split(";")]
     body = []
-    for line in lines:
-        cells: dict[str, Any] = line.labels | line.cells | {"paper": line.paper, "mark": line.mark}
-        texts = [
-            format_estimate(x, unit_of(name)) if isinstance(x := cells.get(name), Estimate) else x or ""
-            for name in names
-        ]
-        if all(cells.get(name.strip()) == text for name, text in wanted.items()) and any(texts[1:]):
-            body.append(texts)
+    for lines, _ in find("study", study).make().tabulate_rows(archive).values():
+        for line in lines:
+            cells: dict[str, Any] = line.labels | line.cells | {"paper": line.paper, "mark": line.mark}
+            texts = [_write(name, cells.get(name)) for name in names]
+            shown = all((cells | {"part": line.part}).get(name) == text for name, text in wanted.items())
+            if shown and any(texts[1:]):
+                body.append(texts)
+    if absent := [name for place, name in enumerate(names) if not any(texts[place] for texts in body)]:
+        raise ValueError(f"{study} has no such columns: {', '.join(absent)}")
     return grid([name.replace("_", " ") for name in names], body)
+
+
+def _write(column: str, cell: Estimate | str | None) -> str:
+    return format_estimate(cell, unit_of(column)) if isinstance(cell, Estimate) else cell or ""
 
 
 def _run_script(path: Path) -> str:

@@ -33,7 +33,7 @@ from secateur.studies.study import SIZES
 from secateur.studies.table import NOT_SUPPORTED, SUPPORTED, UNDECIDED, Finding, judge, verdict
 
 sys.path.insert(0, str(Path(__file__).parent))
-from pages import fill_pages, grid  # noqa: E402  the folder is no package
+from pages import fill_pages, grid
 
 HERE = Path(__file__).parent
 NOT_RUN = "not run"
@@ -147,7 +147,7 @@ def differences(archive: Archive) -> str:
     """Return how a run differs from the paper's: as its provenance says, or else the settings that were changed."""
     words = str(archive.provenance.get("command", "")).replace("--set=", "--set ").replace("'", "").split()
     changes = [after for word, after in pairwise(words) if word == "--set"]
-    changed = [text for text in dict.fromkeys(changes) if text.partition("=")[0] not in PARTS]
+    changed = [text for text in dict.fromkeys(changes) if text.partition("=")[0] not in (*PARTS, "attack")]
     return str(archive.provenance.get("differs") or ", ".join(changed))
 
 

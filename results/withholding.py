@@ -54,29 +54,26 @@ def show(value: float, half: float, digits: int = 3) -> str:
     return f"{value:.{digits}f} ± {half:.{digits}f}"
 
 
-def main(path: Path) -> None:
-    """Print the provenance, then one line a federation: accuracy, leakage by attacker, and paired differences."""
-    provenance, rows, _ = read_archive(path)
-    values = collect(rows)
-    print("\n".join(f"{name}: {value}" for name, value in provenance.items()), end="\n\n")
-    heads = [f"{metric}: {name}" for metric in ("AMI", "recognisable, %") for name in ATTACKERS.values()]
-    print(
-        "| " + " | ".join(["base", "defense", "accuracy, %", "withheld, %", *heads, "AMI more than none: both"]) + " |"
-    )
-    print("|" + "---|" * (len(heads) + 5))
+def make_table(path: Path = ROWS) -> str:
+    """Return one line a federation: accuracy, leakage by attacker, and paired differences."""
+    values = collect(read_archive(path).rows)
+    heads = [f"AMI: {name}" for name in ATTACKERS.values()] + [f"recognisable, %: {name}" for name in ("SGI", "both")]
+    titles = ["base", "defense", "accuracy, %", "withheld, %", *heads, "AMI above no defense, both"]
+    lines = [f"| {' | '.join(titles)} |", "|" + "---|" * len(titles)]
     for base, defense in dict.fromkeys(key[:2] for key in values):
         accuracy, half = over_seeds(values[base, defense, None, "test_accuracy"], last=True)
         withheld = values.get((base, defense, None, "withheld_of_all"))
         line = [base, defense, show(100 * accuracy, 100 * half, 1)]
         line += [f"{100 * over_seeds(withheld, last=True)[0]:.1f}" if withheld else ""]
         line += [show(*over_seeds(values[base, defense, name, "ami_256"])) for name in ATTACKERS.values()]
-        for name in ATTACKERS.values():
+        for name in ("SGI", "both"):
             share, half = over_seeds(values[base, defense, name, "recognisable"])
             line.append(show(100 * share, 100 * half, 0))
         both, plain = values[base, defense, "both", "ami_256"], values[base, "none", "both", "ami_256"]
         paired = {key: value - plain[key] for key, value in both.items()}
-        print("| " + " | ".join([*line, show(*over_seeds(paired)) if defense != "none" else ""]) + " |")
+        lines.append("| " + " | ".join([*line, show(*over_seeds(paired)) if defense != "none" else ""]) + " |")
+    return "\n".join(lines)
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]) if len(sys.argv) > 1 else ROWS)
+    print(make_table(Path(sys.argv[1]) if len(sys.argv) > 1 else ROWS))

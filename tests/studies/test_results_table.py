@@ -123,3 +123,41 @@ def test_a_claim_to_hide_that_only_the_papers_attackers_support_is_marked(table)
     item = {"study": "dgp-table1", "claims": {}, "hides": ["recovery.dgp"]}
     (line,) = table._claim_lines(item, "recovery.dgp", "", [weak])
     assert table._cells([line])[0][-1] == "reproduced, by the paper's attackers only"
+
+
+def test_tables_inside_pages_come_from_rows(table, folder):
+    rows = [*audited("none", 0.0, 0.60), *audited("l1-unstructured", 0.5, 0.61)]
+    write_archive(folder / "rows" / "some.jsonl.xz", rows, {"studies": ["samia-fig6"], "scale": "small"})
+    page = folder / "samia.md"
+    by_pruner = "<!-- rows some | pruner | test_accuracy sparsity=0.5 = half | dataset=location -->"
+    by_study = "<!-- study some samia-fig6 | model; change from the original -->"
+    page.write_text(f"# A\n{by_pruner}\n91.0%\n<!-- end -->\nB\n{by_study}\n<!-- end -->\n")
+    assert table.main(["--check"]) == 1 and table.main([]) == 0
+    text = page.read_text()
+    assert (
+        f"{by_pruner}\n| pruner | half |\n| --- | --- |\n| l1-unstructured | 61.1% [60.9, 61.3] |\n<!-- end -->" in text
+    )
+    assert "| l1-unstructured 0.5 | +1.0 points |" in text and "91.0%" not in text
+    page.write_text(text.replace("61.1%", "62.1%"))
+    assert table.main(["--check"]) == 1
+
+
+def test_a_table_that_mixes_rows_is_refused(table):
+    rows = [*audited("l1-unstructured", 0.5, 0.6, (0,)), *audited("l1-unstructured", 0.7, 0.5, (0,))]
+    with pytest.raises(ValueError, match="several rows of one seed"):
+        sys.modules["pages"].tabulate_rows(rows, "pruner", "test_accuracy")
+
+
+def test_measured_json_keeps_no_claim_that_rows_replace(table, folder, capsys):
+    rows = [*audited("none", 0.0, 0.60), *audited("l1-unstructured", 0.5, 0.61)]
+    provenance = {"studies": ["samia-fig6"], "scale": "small"}
+    write_archive(folder / "rows" / "fig6.jsonl.xz", rows, provenance)
+    assert table.main([]) == 0 and table.main(["--check"]) == 1
+    assert "samia-fig6 utility.close, location" in capsys.readouterr().err
+    assert "abc1234" not in table.make_page()  # rows win, also at a smaller scale
+    entries = json.loads((folder / "measured.json").read_text())
+    entries[0]["studies"]["samia-fig6"]["utility.close"]["attacks"] = [
+        "conf"
+    ]  # rows without that attack replace nothing
+    (folder / "measured.json").write_text(json.dumps(entries))
+    assert "abc1234" in table.make_page()
