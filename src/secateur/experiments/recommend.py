@@ -147,7 +147,8 @@ def run_recommend(
         run.add(time_rows(bench))
         shown = {"recipe": recommendation.chosen.number, "front": [item.number for item in search.front]}
         shown |= {"sentences": recommendation.sentences, "command": recommendation.command, "rungs": bench.rungs}
-        shown["held"] = recommendation.sentences[0].startswith(SHIP)
+        held = holding.outcome(recommendation.checks) is Outcome.WITHIN
+        shown["held"] = held and recommendation.sentences[0].startswith(SHIP)
         run.show([{"kind": "recipe"} | shown])
         write_files(confirmed, run, export)
     write_page([out])
