@@ -257,13 +257,14 @@ def show_ablation() -> str:
     lines = []
     for name, items in measured.items():
         cells = [write(mean_of([item[measure].value for item in items])) for measure in (DROP, AUC, TPR)]
-        pairs = zip(items, measured["basic"], strict=True)
-        gap = write(mean_of([item[AUC].value - plain[AUC].value for item, plain in pairs])) if name != "basic" else "-"
-        lines.append([str(name), *cells, gap])
-    titles = ["defense", "accuracy drop", "AUC", "TPR at 1 %", "AUC less that of basic"]
-    return f"Seeds {', '.join(map(str, seeds))}: means, with Student's intervals over seeds.\n\n" + write_lines(
-        titles, lines
-    )
+        for other in ("basic", "mixed-distil:strength=0.0"):
+            pairs = zip(items, measured[other], strict=True)
+            apart = name != other and name.startswith(other.partition(":")[0] if ":" in other else "")
+            cells.append(write(mean_of([one[AUC].value - two[AUC].value for one, two in pairs])) if apart else "-")
+        lines.append([name, *cells])
+    titles = ["defense", "accuracy drop", "AUC", "TPR at 1 %", "AUC less that of basic", "less that of strength 0"]
+    listed = ", ".join(map(str, seeds))
+    return f"Seeds {listed}: means, with Student's intervals over seeds.\n\n" + write_lines(titles, lines)
 
 
 BLOCKS: Mapping[str, Callable[[], str]] = {

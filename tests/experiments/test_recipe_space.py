@@ -34,6 +34,20 @@ def test_every_recipe_is_drawn_once_and_equal_seeds_draw_alike():
     assert recipes == draw_all(seed=3)
 
 
+def test_a_small_space_is_searched_whole():
+    shares = [0.05 * place for place in range(1, 15)]
+    sampler = RecipeSampler(
+        space_of(pruner="l1-unstructured", sparsity=shares, defense="basic", learning_rate=1), {}, 0
+    )
+    recipes = []
+    while drawn := sampler.draw(4):
+        for recipe in drawn:
+            loss = Estimate(*[recipe.compression.sparsity] * 3)
+            sampler.tell(recipe, Assessment(0, "", 1, {"accuracy_drop": loss, "auc": loss, "bytes": loss}))
+        recipes += drawn
+    assert len(recipes) == len(set(recipes)) == len(shares)
+
+
 def test_int8_alone_is_one_recipe_whatever_the_sparsity_and_the_schedule():
     space, ours = space_of(epochs=[1, 2]), [{"pruner": "int8", "sparsity": 0, "epochs": 2}]
     places = {"pruner": 1, "defense": 0}

@@ -234,6 +234,15 @@ def test_a_recipe_that_leaks_less_by_value_alone_is_named():
     assert not any("By value" in line for line in recommend_job.write_sentences(search, results[1], {}, above=False))
 
 
+def test_a_value_above_a_limit_is_not_shipped_where_intervals_do_not_decide(run, copied):
+    value = run[1].confirmed["auc"].value
+    fields = FIELDS | {"compare": [], "limits": {"auc": value - 0.001, "decide": "high"}}
+    result = secateur.recommend(copied, **fields)
+    assert str(result.outcome) == "inconclusive" and result.recipe == run[1].recipe
+    assert result.sentences[0].startswith("The best recipe of the search is")
+    assert "on AUC by value; intervals do not decide" in result.sentences[1]
+
+
 def test_ray_workers_leave_the_rows_of_a_search_without_them(run, tmp_path, monkeypatch):
     calls = []
 

@@ -7,6 +7,7 @@ the same recipes, and the run folder answers those that are measured.
 from __future__ import annotations
 
 import logging
+import math
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -14,13 +15,15 @@ from dataclasses import dataclass
 from itertools import product
 from typing import Any, Protocol
 
+import torch
+
 from secateur.config import Recommend, check_together
 from secateur.errors import WrongInput, require
 from secateur.evaluation.selection import OBJECTIVES, PSNR, Assessment
 from secateur.experiments.threat_models import Compression, compress_by
 from secateur.seeding import derive, draw_seed
 
-TRIES = 20  # draws of recipes that were drawn before, until the space counts as searched
+TRIES = 20  # draws of recipes that were drawn before, until those that are left are listed
 STARTUP = 8  # recipes that are drawn at random, before results guide the draws
 WORST = {PSNR: 60.0}  # told for a measure that is missing; others are told as 1
 
@@ -176,7 +179,7 @@ class RecipeSampler:
         require("optuna", "search")
         import optuna
 
-        self.space, self.limits = space, limits
+        self.space, self.limits, self._seed = space, limits, seed
         self.objectives = [*objectives, *(name for name in limits if name not in objectives)]
         with _quiet():
             sampler = optuna.samplers.TPESampler(
@@ -189,7 +192,7 @@ class RecipeSampler:
         self._trials: dict[Any, Any] = {}
 
     def draw(self, number: int) -> list[Any]:
-        """Draw so many recipes that were not drawn before; fewer if the space has no more, or none is met."""
+        """Draw so many recipes that were not drawn before; fewer only if the space has no more."""
         from optuna.trial import TrialState
 
         recipes: list[Any] = []
@@ -204,6 +207,13 @@ class RecipeSampler:
                     continue
                 self._trials[recipe] = trial
                 recipes.append(recipe)
+        for positions in self._shuffle_positions() if len(recipes) < number else ():
+            recipe = self.space.build(positions)
+            if recipe is not None and recipe not in self._trials:
+                self._take(recipe, positions)
+                recipes.append(recipe)
+                if len(recipes) == number:
+                    break
         return recipes
 
     def include(self, recipe: SearchedRecipe) -> bool:
@@ -212,11 +222,25 @@ class RecipeSampler:
         if positions is None:
             self._trials[recipe] = None  # int8 alone may be drawn under any sparsity
             return False
+        self._take(recipe, positions)
+        return True
+
+    def _take(self, recipe: SearchedRecipe, positions: dict[str, int]) -> None:
+        """Count a recipe as drawn."""
         with _quiet():
             self._study.enqueue_trial(positions)
             self._trials[recipe] = self._study.ask()
             self._suggest(self._trials[recipe])
-        return True
+
+    def _shuffle_positions(self) -> Iterator[dict[str, int]]:
+        """Yield the positions of every recipe in a seeded order: a sampler repeats what it likes in a small space."""
+        sizes = {name: size for name, (size, _) in self.space.sizes.items()}
+        order = torch.randperm(math.prod(sizes.values()), generator=derive(self._seed, "the rest of the recipes"))
+        for place in order.tolist():
+            positions = {}
+            for name, size in sizes.items():
+                place, positions[name] = divmod(place, size)
+            yield positions
 
     def tell(self, recipe: SearchedRecipe, result: Assessment) -> None:
         """Tell the sampler the measures of a recipe; a missing one counts as the worst."""

@@ -147,7 +147,8 @@ def run_recommend(
         run.add(time_rows(bench))
         shown = {"recipe": recommendation.chosen.number, "front": [item.number for item in search.front]}
         shown |= {"sentences": recommendation.sentences, "command": recommendation.command, "rungs": bench.rungs}
-        shown["held"] = recommendation.sentences[0].startswith(SHIP)
+        held = holding.outcome(recommendation.checks) is Outcome.WITHIN
+        shown["held"] = held and recommendation.sentences[0].startswith(SHIP)
         run.show([{"kind": "recipe"} | shown])
         write_files(confirmed, run, export)
     write_page([out])
@@ -226,11 +227,14 @@ def answer(search: RecipeSearch, confirmed: Confirmation, out: Path) -> Recommen
     others = {k: v for k, v in limits.by_measure().items() if k not in by_rows}
     checks += check_measures(recipe.title, confirmed.measures, others, limits.decide)
     checks += check_measures(recipe.title, confirmed.measures, search.config.shares)
-    broken = holding.outcome(checks) is Outcome.ABOVE
-    compared = compare(search, confirmed)
+    outcome, compared = holding.outcome(checks), compare(search, confirmed)
     doubts = [f"{doubt[0].upper()}{doubt[1:]}." for doubt in failures(confirmed.rows, "original")]
-    sentences = write_sentences(search, chosen, confirmed.measures, broken, doubts)
-    if broken and not list_excesses(chosen, search.limits):
+    stated, over = limits.by_measure() | search.config.shares, dict[str, float]()
+    if outcome is Outcome.INCONCLUSIVE:
+        over = list_excesses(Assessment(number, recipe.title, SHADOWED, confirmed.measures), stated)
+    doubts += [f"It is above the limit {stated[k]:g} on {NAMES[k]} by value; intervals do not decide." for k in over]
+    sentences = write_sentences(search, chosen, confirmed.measures, outcome is Outcome.ABOVE, doubts)
+    if (over or outcome is Outcome.ABOVE) and not list_excesses(chosen, search.limits):
         sentences += name_others(search, compared)
     sentences += [
         f"Yours, {known.title}: {_list_measures(measures)}, on the same rows." for known, measures in compared
@@ -268,7 +272,7 @@ def write_sentences(
 ) -> list[str]:
     """Return the answer: the recipe with its measures on both halves, the limits in its way, and the effort.
 
-    `above` is True if the recipe breaks a limit on the rows that chose nothing; `doubts` are about its original.
+    `above` is True if the recipe breaks a limit on the rows that chose nothing; `doubts` say why it is no answer yet.
     """
     broken = list_excesses(chosen, search.limits)
     sentences = explain_limits(search.finalists, search.limits) if broken else []

@@ -61,7 +61,7 @@ def importance(
         others = tree.predict(moved.reshape(-1, table.shape[1])).reshape(len(widths), -1, len(table))
         if answers.var() > 1e-24:
             effects[number] = ((others - answers) ** 2).mean(axis=(1, 2)) / (2 * answers.var())
-    # Few trials may give a share above 1.
+    # a share is at most 1, which the estimate of few trials may exceed
     low, high = np.percentile(effects, [2.5, 97.5], axis=0).clip(max=1.0).tolist()
     means = effects.mean(axis=0).clip(max=1.0).tolist()
     return {name: Estimate(means[i], low[i], high[i]) for i, name in enumerate(columns)}
