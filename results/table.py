@@ -55,6 +55,7 @@ PARTS = (
     "pruner",
     "attack",
 )
+OWN = ("ours:", "not in the paper", "not the paper's", " on both", "corrected", "beyond chance")  # in claims of ours
 UNMET = "**"  # marks the attackers that a defense did not meet
 
 
@@ -102,8 +103,8 @@ class Measurement:
 
 
 def is_ours(claim: str) -> bool:
-    """Return True if a claim is ours, not the paper's; the same attack on both models is our comparison."""
-    return any(words in claim for words in ("ours:", "not in the paper", "not the paper's", " on both"))
+    """Return True if a claim is ours, not the paper's, such as the same attack on both models."""
+    return any(words in claim for words in OWN)
 
 
 def read_json(name: str) -> Any:
