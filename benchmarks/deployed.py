@@ -45,7 +45,7 @@ def deployed(nodes: int, rounds: int, tree: bool = False) -> dict[str, Any]:
         flower.superexec()
         names = ["nodes"] if tree else [f"node{i}" for i in range(nodes)]
         if tree:
-            flower.nodes(nodes, 0.2 + nodes / 100)
+            flower.nodes(nodes, 0.2 + nodes / 25)  # the superlink answers each question
         for place, name in enumerate(() if tree else names):
             flower.supernode(name, place)
         out = Path(folder) / "run"

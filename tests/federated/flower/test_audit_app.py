@@ -20,6 +20,7 @@ from secateur.federated.flower import app_run
 from secateur.federated.flower.app_run import AppRound, AppRun, ObservedGrid
 from secateur.federated.flower.app_turn import AppTurn, describe_training, name_arrays, scale_of
 from secateur.federated.flower.link import arrays_of, tensors_of
+from secateur.federated.flower.mod import decode_reply
 from secateur.federated.flower.probe import ORDER, Probe, ProbedApp, read_optimiser
 from secateur.federated.flower.project import read_project
 from secateur.interfaces import Optimiser
@@ -293,3 +294,20 @@ def test_an_app_is_audited_from_python(project, tmp_path, monkeypatch, capsys):
     assert "A client trains 466 weights" in audited.write(tmp_path / "page.html").read_text()
     with pytest.raises(WrongInput, match="run_config"):
         secateur.audit_app(project, tmp_path / "run", run_config="batch-sise=2")
+
+
+def test_an_app_with_a_defense_on_the_wire_takes_a_further_one(project):
+    """The line of the how-to page failed so: the second defense met bytes."""
+    file = next(project.glob("*.py"))
+    line = "ClientApp(mods=[upload_mod('top-k:keep=0.5', wire=True)])"
+    code = CLIENT.replace("app = ClientApp()", f"from secateur.federated.flower import upload_mod\napp = {line}")
+    code = code.replace(
+        "return Message", "message.content['arrays']['w'] = Array(numpy.zeros(4, 'float32'))\n    return Message"
+    )
+    file.write_text(f"import numpy\nfrom flwr.app import Array\n{code}")
+    app, model = ProbedApp(read_project(project), TopK(keep=0.25), 0), {"w": torch.arange(1.0, 5.0)}
+    asked = talking.asked(model, 1)
+    reply = app(asked, talking.context())
+    assert not reply.has_error(), reply.error
+    decode_reply(reply, model, asked.content)
+    assert tensors_of(reply.content["arrays"])["w"].tolist() == [1, 2, 3, 0]

@@ -22,10 +22,9 @@ from flwr.serverapp import Grid, ServerApp
 from flwr.serverapp.strategy import Strategy
 
 from secateur.errors import WrongInput, require
-from secateur.federated.faults import read_update
 from secateur.federated.flower.app_turn import AppTurn
-from secateur.federated.flower.link import PAUSE, WIRE, arrays_of, size_of, tensors_of, unpack
-from secateur.federated.flower.mod import apply_update, round_of
+from secateur.federated.flower.link import PAUSE, size_of, tensors_of
+from secateur.federated.flower.mod import decode_reply, round_of
 from secateur.federated.flower.probe import ORDER, ProbedApp, set_seed
 from secateur.federated.flower.project import AppProject
 from secateur.interfaces import Upload
@@ -174,11 +173,8 @@ class ObservedGrid(Grid):
             return
         record.arrived += 1
         sent = tensors_of(_largest_record(asked.content)[1])
-        for name, arrays in reply.content.array_records.items():
-            record.up += size_of(arrays)
-            if any(array.stype == WIRE for array in arrays.values()):
-                values = read_update(unpack(arrays).get("update", b""), sent)
-                reply.content[name] = arrays_of(apply_update(sent, values, sent))
+        record.up += sum(map(size_of, reply.content.array_records.values()))
+        decode_reply(reply, sent, asked.content)
         if file is not None and file.exists():
             training = torch.load(file, "cpu", weights_only=False)  # of our own client, in our own folder
             self.result.turns.append(AppTurn(number, sent, tensors_of(_largest_record(reply.content)[1]), training))

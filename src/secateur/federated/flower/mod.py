@@ -14,7 +14,7 @@ from logging import ERROR
 from typing import Any
 
 import torch
-from flwr.app import ConfigRecord, Context, Error, Message, MessageType
+from flwr.app import ConfigRecord, Context, Error, Message, MessageType, RecordDict
 from flwr.clientapp.typing import ClientAppCallable, Mod
 from flwr.common.constant import ErrorCode
 from flwr.common.logger import log
@@ -24,7 +24,9 @@ from secateur import tree
 from secateur.defenses.soteria import Soteria
 from secateur.defenses.uploads import SendAll, find_aligned, inner_of, makes_anew
 from secateur.errors import WrongInput
+from secateur.federated.faults import read_update
 from secateur.federated.flower.link import (
+    WIRE,
     arrays_of,
     load_tensors,
     mask_in,
@@ -34,6 +36,7 @@ from secateur.federated.flower.link import (
     size_of,
     store_tensors,
     tensors_of,
+    unpack,
 )
 from secateur.federated.flower.statement import describe_update, private_key, sign_reply
 from secateur.interfaces import Batch, Params, Upload, UploadContext
@@ -264,6 +267,20 @@ def apply_update(received: Params, sent: Params, order: Params, buffers: tuple[s
     return {
         name: sent[name] if is_buffer(name, received[name], buffers) else received[name] - sent[name] for name in order
     }
+
+
+def decode_reply(reply: Message, sent: Params, asked: RecordDict) -> None:
+    """Replace updates of the wire format in a reply by weights, as a server reads them.
+
+    Args:
+        reply: of a client.
+        sent: the model that the client was sent.
+        asked: the content of the message to the client, which may hold a mask.
+    """
+    for name, arrays in reply.content.array_records.items():
+        if any(array.stype == WIRE for array in arrays.values()):
+            update = read_update(unpack(arrays).get("update", b""), sent, mask_in(asked, sent) or None)
+            reply.content[name] = arrays_of(apply_update(sent, update, sent))
 
 
 def _context(message: Message, context: Context, received: Params, seed: int | None) -> UploadContext:

@@ -28,7 +28,8 @@ from torch.optim.optimizer import register_optimizer_step_post_hook, register_op
 from torch.overrides import TorchFunctionMode
 
 from secateur.errors import WrongInput
-from secateur.federated.flower.mod import round_of, upload_mod
+from secateur.federated.flower.link import tensors_of
+from secateur.federated.flower.mod import decode_reply, round_of, upload_mod
 from secateur.federated.flower.project import AppProject
 from secateur.interfaces import Batch, Loss, Optimiser, Params, Upload
 from secateur.seeding import derive, draw_seed
@@ -202,9 +203,9 @@ class ProbedApp(ClientApp):
 
         def call(message: Message, context: Context) -> Message:
             if client not in clients:
-                return app(message, context)
+                return self._run(app, message, context)
             with Probe(client) as probe:
-                reply = app(message, context)
+                reply = self._run(app, message, context)
             from ray import cloudpickle  # takes networks that pickle refuses, such as those of a notebook
 
             torch.save(probe.training, file, pickle_module=cloudpickle)
@@ -219,6 +220,15 @@ class ProbedApp(ClientApp):
             code = ErrorCode.CLIENT_APP_RAISED_EXCEPTION
             return Message(Error(code, f"{type(error).__name__}: {error}"), reply_to=message)
         context.state = home.state
+        return reply
+
+    def _run(self, app: ClientApp, message: Message, context: Context) -> Message:
+        """Run the app; weights of its own wire format become arrays, which a further defense takes."""
+        asked, models = message.content, list(message.content.array_records.values())
+        sent = tensors_of(models[0]) if self.upload is not None and len(models) == 1 else None  # an app may change it
+        reply = app(message, context)
+        if sent is not None and not reply.has_error():
+            decode_reply(reply, sent, asked)
         return reply
 
 
