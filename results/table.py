@@ -137,10 +137,11 @@ def describe(archive: Archive, rows: list[Row]) -> str:
     """Return seeds, scale, networks and data sets of rows, and how the run differs from the paper's."""
     seeds = len({row.seed for row in rows})
     where = f"{', '.join(dict.fromkeys(row.model for row in rows))} on {', '.join({row.dataset: 0 for row in rows})}"
+    provenance = {name: str(value) for name, value in archive.provenance.items()}
     parts = [f"{seeds} seed{'s' if seeds != 1 else ''}", archive.scale, where, differences(archive)]
-    early = re.search(r"attack=\[?[^ ]*(samia|nn)", str(archive.provenance.get("command")))
+    early = re.search(r"attack=\[?[^ ]*(samia|nn)", provenance.get("command", ""))
     parts.append("attack networks stop early" if early and "early_stopping=false" not in early[0] else "")
-    parts += [archive.provenance.get("unfinished"), archive.provenance.get("left out") and "with cells left out"]
+    parts += [provenance.get("unfinished", ""), "with cells left out" if "left out" in provenance else ""]
     return "; ".join(filter(None, parts))
 
 
