@@ -126,6 +126,7 @@ TINY = f"{TRAINING} --shadows 1 --pruner l1-unstructured --attack conf"
 IN_RUN_FILE = {"my_package.models:small_net": "my_models:net", "images.npz": "own.npz"}
 IN_LINES = {"path/to/app": "examples/flower-quickstart", "big.onnx": "net.onnx", "NAME": "lira", "RUN ": "runs/mine "}
 IN_PYTHON = {", ...]": "]", '"paper"': "[0.1]", "iterations=500": "iterations=5"}
+IN_PYTHON |= dict.fromkeys(("(1, 28, 28)", "(3, 32, 32)"), "(1, 8, 8)")  # of the presumed network
 FILES = {
     "my_models.py": """
 from torch import nn
@@ -141,6 +142,7 @@ import secateur
 from my_models import net as make
 from secateur.data.load import load
 from secateur.defenses.dgp import DualGradientPruning
+from secateur.interfaces import Batch
 
 rng = torch.Generator().manual_seed(0)
 data = load("digits").limit_rows(200, rng)
@@ -148,7 +150,7 @@ inputs, labels = torch.rand(2, 1, 8, 8, generator=rng) * 2 - 1, data.labels[:2]
 members, nonmembers = ((data.inputs[rows], data.labels[rows]) for rows in (slice(0, 50), slice(50, 100)))
 its_members, its_nonmembers = ((data.inputs[rows], data.labels[rows]) for rows in (slice(100, 150), slice(150, 200)))
 model, shadow, net, network = make(), make(), make(), make
-mean, std, batch = [0.5], [0.5], data.to_batch(slice(0, 8))
+mean, std, batch = [0.5], [0.5], Batch(data.inputs[:8], data.labels[:8])
 sent = DualGradientPruning().compress({name: torch.randn_like(value) for name, value in net.named_parameters()})
 """,
 }
@@ -224,7 +226,7 @@ def main() -> int:
     parser.add_argument("pages", nargs="*", default=PAGES, help="by default all pages")
     arguments = parser.parse_args()
     only_extras, sections = arguments.only_extras, list_sections(arguments.pages)
-    failures, done = [], set()
+    failures, done = 0, set()
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         begun = time.monotonic()
@@ -240,9 +242,9 @@ def main() -> int:
                 continue
             done.add((example.text, example.folder))
             if (problem := run(example, folder / example.folder)) is not None:
-                failures.append(f"--- {example.page}: {example.text}\n{problem}")
-    print(*failures, sep="\n", file=sys.stderr)
-    print(f"{len(done)} run, {len(failures)} failed", flush=True)
+                failures += 1
+                print(f"--- {example.page}: {example.text}\n{problem}", file=sys.stderr, flush=True)
+    print(f"{len(done)} run, {failures} failed", flush=True)
     return 1 if failures else 0
 
 

@@ -107,7 +107,7 @@ def score_theirs(task: Task, kind: str, seed: int) -> Tensor:
 
     np.random.seed(seed)
     torch.manual_seed(seed)
-    answers, labels, members = (part.numpy() for part in task)
+    labels, answers, members = (part.numpy() for part in task)
     estimator = BlackBoxClassifierNeuralNetwork(lambda x: x, (64,), 10, channels_first=True)
     attack = MembershipInferenceBlackBox(estimator, attack_model_type=kind)
     known = [(answers[i], members[i]) for i in range(1, 1 + SHADOWS)]
