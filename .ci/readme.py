@@ -306,6 +306,12 @@ def furnish(folder: Path, run_file: str) -> int:
         export(net, inputs[:1], folder / name)
     usual = create(Invert().model, digits.input_shape, digits.classes, rng)
     save_file(state_of(usual), folder / "trained.safetensors")
+    state, examples = state_of(usual), Batch(digits.inputs[:1], labels[:1])
+    for number in (1, 2):  # two rounds of a client that takes one step of SGD
+        save_file(state, folder / f"sent{number}.safetensors")
+        steps = gradient_update(usual, state, examples).values
+        state = {name: value - 0.01 * steps[name] if name in steps else value for name, value in state.items()}
+        save_file(state, folder / f"got{number}.safetensors", metadata={"kind": "weights"})
     parts = {
         f"residual.{name}": torch.randn(value.shape, generator=rng) * 0.01 for name, value in usual.named_parameters()
     }
