@@ -30,7 +30,8 @@ def runs(tmp_path):
     for seed in (0, 1):
         folder = tmp_path / f"run-{seed}"
         token = COMMAND.set(
-            f"secateur reproduce samia-fig6 --scale small --data-folder /home/me/data --out runs/{seed}"
+            "secateur reproduce samia-fig6 --scale small --data-folder /home/me/data --set net=/home/me/net.pt "
+            f"--out runs/{seed}"
         )
         with open_run(folder, "audit", {"model": "mlp"}, seeds=[seed]) as run:
             run.add(rows_of(seed))
@@ -52,6 +53,7 @@ def test_runs_become_one_archive_without_the_users_paths(runs):
     assert len(gathered.rows) == 8 and len(gathered.figures) == 4
     assert (gathered.studies, gathered.scale, gathered.provenance["seeds"]) == (["samia-fig6"], "small", [0, 1])
     assert gathered.provenance["commit"] == "abc1234" and "/home/me" not in json.dumps(gathered.provenance)
+    assert "--data-folder PATH --set net=net.pt --out PATH" in gathered.provenance["command"]
 
 
 def test_archives_are_joined_as_runs_are(runs, tmp_path):

@@ -29,6 +29,7 @@ MOST_MEMORY = 2**27  # of the decompressor; the strongest preset needs half
 MOST_TEXT = 20_000  # characters of the provenance
 KEPT = ("histogram", "classes")  # kinds of figures
 PATHS = re.compile(r"(--(?:data-folder|out)[ =])(\"[^\"]*\"|'[^']*'|\S+)")
+FOLDERS = re.compile(r"(?<![\w.:/])(?:/[^\s/'\"]+)+/")  # of absolute paths, which say where somebody works
 
 
 class Archive(NamedTuple):
@@ -153,7 +154,7 @@ def gather_runs(paths: Sequence[Path], studies: Sequence[str] = (), commit: str 
 def _load_run(folder: Path, commit: str | None) -> Archive:
     """Return the rows of a run, also of one that was interrupted."""
     marker = load_marker(folder)
-    command = PATHS.sub(r"\1PATH", str(marker.get("command", "")))
+    command = FOLDERS.sub("", PATHS.sub(r"\1PATH", str(marker.get("command", ""))))
     text = f"{load_config(folder)}\n{command}"
     provenance = {
         "studies": _distinct([_word_after(r"^study:|reproduce", text)]),
