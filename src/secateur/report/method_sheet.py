@@ -270,7 +270,8 @@ def describe_needs(row: Mapping[str, Any]) -> str:
     """Return the outputs that an attacker sees, and the knowledge that it needs."""
     if "threat" in row:
         return str(row["threat"])
-    shadows = {"none": "", "needed": "; shadow models of its own"}.get(row["shadows"], f"; models: {row['shadows']}")
+    known = {"none": "", "needed": "; shadow models of its own", "for a threshold": "; shadow models set its threshold"}
+    shadows = known.get(row["shadows"], f"; models: {row['shadows']}")
     return f"the model's {row['sees']}{shadows}"
 
 
