@@ -115,6 +115,8 @@ QUICK = {  # options that make a line quick; the first pattern that fits is used
     r"secateur audit ": f"{TRAINING} --shadows 2 --sparsity .5 --seeds 1",
     r"secateur invert .*--update": "--iterations 2",
     r"secateur invert": "--targets 1 --iterations 2 --set examples=300",
+    r"secateur federate .*--partition writer": "--rounds 2 --per-round 4 --iterations 2 --set examples=400",
+    r"secateur federate --attack rob": "--rounds 2 --clients 4 --per-round 4 --set examples=400",  # has no iterations
     r"secateur federate .*--submodels": "--rounds 2 --set examples=400",
     r"secateur federate": "--rounds 2 --clients 4 --per-round 4 --iterations 2 --set examples=400",
     r"secateur": "--dry-run",  # recommend, audit-app: tests/system runs them
