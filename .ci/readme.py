@@ -111,6 +111,7 @@ QUICK = {  # options that make a line quick; the first pattern that fits is used
     r"secateur reproduce dgp": "--set steps=ig --set defenses=none,dgp",
     r"secateur reproduce": "",
     r"secateur audit .*(--predictions|\.pt2|\.onnx|--weights \S+ (?!.*train))": "",
+    r"secateur audit --model resnet": f"{TRAINING} --shadows 1 --set examples=200 --attack conf",
     r"secateur audit( |$)(?!.*(\.yaml|own\.npz|--data digits))": f"{TRAINING} --shadows 2 --set examples=400",
     r"secateur audit ": f"{TRAINING} --shadows 2 --sparsity .5 --seeds 1",
     r"secateur invert .*--update": "--iterations 2",
@@ -126,7 +127,8 @@ WHOLE = "whole"  # the folder of a section that brings all that it needs
 DECIDED = (0, 1, 3)  # exit codes of a gate and of an audit with limits: the tiny run may leak, or show nothing
 TINY = f"{TRAINING} --shadows 1 --pruner l1-unstructured --attack conf"
 IN_RUN_FILE = {"my_package.models:small_net": "my_models:net", "images.npz": "own.npz"}
-IN_LINES = {"path/to/app": "examples/flower-quickstart", "big.onnx": "net.onnx", "NAME": "lira", "RUN ": "runs/mine "}
+IN_LINES = {"path/to/app": str(ROOT / "tests" / "system" / "adam_app"), "--attack-clients 8": "--attack-clients 4"}
+IN_LINES |= {"big.onnx": "net.onnx", "NAME": "lira", "RUN ": "runs/mine "}
 IN_PYTHON = {", ...]": "]", '"paper"': "[0.1]", "iterations=500": "iterations=5"}
 IN_PYTHON |= dict.fromkeys(("(1, 28, 28)", "(3, 32, 32)"), "(1, 8, 8)")  # of the presumed network
 FILES = {
