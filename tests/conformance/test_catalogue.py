@@ -14,7 +14,7 @@ import secateur
 from secateur import catalogue
 from secateur.config import FEDERATED, UPDATES
 from secateur.errors import WrongInput
-from secateur.report.method_sheet import describe_cost, describe_meanings, describe_threat
+from secateur.report.method_sheet import describe_cost, describe_meanings, describe_method, describe_threat
 
 ALL = [(kind, name) for kind in catalogue.PACKAGES for name in catalogue.methods(kind)]
 
@@ -57,7 +57,7 @@ def test_every_defense_says_where_it_acts(name):
 def test_every_defense_names_the_strongest_attacker_known(name):
     entry = catalogue.find("defense", name)
     strongest = entry.info["strongest"]
-    assert strongest in describe_threat(entry.describe() | {"kind": "defense"}) and len(strongest) < 120
+    assert strongest == describe_method(entry.describe() | {"kind": "defense"})["strongest"] and len(strongest) < 120
     parts = {part for mode in entry.info.get("adaptive", ()) for part in mode.split("+")}
     assert all(part in strongest for part in parts), "every mode that the rows ask for is named"
     updates = entry.info["acts_on"] in (*UPDATES, *FEDERATED)
