@@ -124,7 +124,7 @@ QUICK = {  # options that make a line quick; the first pattern that fits is used
     r"python": "--iterations 20",
 }
 WHOLE = "whole"  # the folder of a section that brings all that it needs
-DECIDED = (0, 1, 3)  # exit codes of a gate and of an audit with limits: the tiny run may leak, or show nothing
+DECIDED = (0, 1, 3)  # exit codes where limits decide: a tiny run may leak, or show nothing
 TINY = f"{TRAINING} --shadows 1 --pruner l1-unstructured --attack conf"
 IN_RUN_FILE = {"my_package.models:small_net": "my_models:net", "images.npz": "own.npz"}
 IN_LINES = {"path/to/app": str(ROOT / "tests" / "system" / "adam_app"), "--attack-clients 8": "--attack-clients 4"}
@@ -393,7 +393,7 @@ def line(text: str, page: str) -> Example:
         elif word == "--device" and not has_gpu():
             words[place + 1] = "cpu"
             remarks.append(f"cpu for {value}")
-        elif word in SMALL and value != SMALL[word] and words[1] != "audit-app":  # which is not run here
+        elif word in SMALL and value != SMALL[word]:
             words[place + 1] = SMALL[word]
             remarks.append(f"{word} {SMALL[word]}")
     quick = shlex.split(next(more for start, more in QUICK.items() if re.match(start, written)))
