@@ -118,11 +118,13 @@ def attack_updates(setting: MatrixSetting, attacks: Sequence[str]) -> tuple[list
     return setting.run.rows[start:], _list_unmet(reasons)
 
 
-def _run_federation(setting: MatrixSetting, config: Federate) -> Params:
+def _run_federation(setting: MatrixSetting, config: Federate, keeps_rows: bool = True) -> Params:
     """Run one federation, and return its final model."""
     experiment = FederateExperiment(config, setting.run, setting.data, setting.device)
-    method = config.submodels[0] if config.submodels else config.base_pruning[0]
-    return experiment.measure([setting.seed], method, config.defense[0])
+    method, defense = config.submodels[0] if config.submodels else config.base_pruning[0], config.defense[0]
+    if keeps_rows:
+        return experiment.measure([setting.seed], method, defense)
+    return experiment.train(setting.seed, method, defense)
 
 
 def _takes_updates(defense: str) -> bool:
@@ -254,9 +256,7 @@ def train_reference(setting: MatrixSetting) -> Params:
         check_federate(config, setting.data, setting.device)
     except WrongInput:
         return _collaborate(setting).state
-    experiment = FederateExperiment(config, setting.run, setting.data, setting.device)
-    method = config.submodels[0] if config.submodels else config.base_pruning[0]
-    return experiment.train(setting.seed, method, config.defense[0])
+    return _run_federation(setting, config, keeps_rows=False)
 
 
 def train(setting: MatrixSetting) -> tuple[Path, Sequence[Row]]:

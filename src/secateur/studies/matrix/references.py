@@ -34,10 +34,9 @@ class ImitatingFactory(ModelFactory):
         self.setting, self.train = setting, train
 
     def _make(self, compression: Compression, roles: tuple[str, ...]) -> dict[str, Result]:
+        make = super()._make
         return {
-            role: super(ImitatingFactory, self)._make(compression, (role,))[role]
-            if role == VICTIM
-            else self._imitate(compression, role)
+            role: make(compression, (role,))[role] if role == VICTIM else self._imitate(compression, role)
             for role in roles
         }
 
