@@ -6,7 +6,8 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from secateur.api.audit import Report, audit
-    from secateur.api.federate import AuditedApp, Federated, audit_app, federate
+    from secateur.api.audit_app import AuditedApp, audit_app
+    from secateur.api.federate import Federated, federate
     from secateur.api.invert import Inversion, invert
     from secateur.api.recommend import Recommended, recommend
     from secateur.errors import WrongInput
@@ -29,14 +30,14 @@ __all__ = [
     "wrap",
 ]
 _MODULES = {
-    "AuditedApp": "api.federate",
+    "AuditedApp": "api.audit_app",
     "Federated": "api.federate",
     "Inversion": "api.invert",
     "Recommended": "api.recommend",
     "Report": "api.audit",
     "WrongInput": "errors",
     "audit": "api.audit",
-    "audit_app": "api.federate",
+    "audit_app": "api.audit_app",
     "federate": "api.federate",
     "invert": "api.invert",
     "load_pruned": "experiments.prune",

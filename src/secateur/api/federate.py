@@ -1,7 +1,4 @@
-"""`secateur.federate(...)`: federated training of any nn.Module on any tensors, with pruning, defenses and attacks.
-
-`secateur.audit_app(...)` attacks the clients of an existing Flower app, as `secateur audit-app` does.
-"""
+"""`secateur.federate(...)`: federated training of any nn.Module on any tensors, with pruning, defenses and attacks."""
 
 from __future__ import annotations
 
@@ -9,20 +6,18 @@ import copy
 import logging
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields, replace
-from pathlib import Path
 from typing import Any, Literal, TypeVar
 
 import torch
 from torch import Tensor, nn
 
 from secateur.api import Examples, Printable, read_batch
-from secateur.config import AuditApp, choice, defense_of_clients, inversion, read
 from secateur.config import base_pruning as read_base
+from secateur.config import choice, defense_of_clients, inversion
 from secateur.data.dataset import Dataset
 from secateur.data.partition import iid
 from secateur.defenses.uploads import protection_of
 from secateur.errors import WrongInput
-from secateur.experiments.audit_app import run_audit_app
 from secateur.experiments.federate_observers import ObservedFederation, attackers, check_attackers
 from secateur.federated.attacks.knowledge import knowledge_of
 from secateur.federated.attacks.observer import ClientView, Every, Observer
@@ -41,8 +36,6 @@ from secateur.federated.submodels.local_baseline import LocalBaseline
 from secateur.federated.submodels.membership_attacks import Asking
 from secateur.interfaces import Params
 from secateur.progress import progress
-from secateur.report.federation import OBSERVED
-from secateur.runs.folder import load_figures
 from secateur.runs.rows import Row
 from secateur.seeding import derive
 
@@ -161,39 +154,6 @@ def federate(
     federation = Federation(net, data, spec, seed, device, observers=watching)
     recorded = RecordedFederation(federation, row_labels, story, watching)
     return _run(federation, recorded, f"{base}, {client_defense}", rounds)
-
-
-@dataclass(frozen=True, eq=False)
-class AuditedApp(Printable):
-    """Result of the audit of a Flower app: the rows and the figures."""
-
-    kind = "audit-app"
-    rows: list[Row]
-    figures: list[dict[str, Any]]
-
-    @property
-    def findings(self) -> dict[str, list[str]]:
-        """The sentences on the clients' training, on what is sent, and on its imitation, by defense."""
-        lines: dict[str, list[str]] = {}
-        for row in self.rows:
-            if row.metric in OBSERVED and row.note:
-                lines.setdefault(str(row.defense), []).append(row.note)
-        return lines
-
-
-def audit_app(folder: Path | str, out: Path | str, **settings: Any) -> AuditedApp:
-    """Run an existing Flower app in simulation, attack its clients' updates, and return the rows and figures.
-
-    The app's code runs as it is, in processes of Ray.
-
-    Args:
-        folder: the app, with its pyproject.toml.
-        out: the folder of the run; calling again with the same settings resumes it.
-        settings: the flags of `secateur audit-app`, such as defense="none,dgp", clients=4, iterations=600 or
-            run_config="batch-size=8 local-epochs=1".
-    """
-    rows = run_audit_app(read(AuditApp, None, {"app": str(folder)} | settings), Path(out))
-    return AuditedApp(rows, load_figures(out))
 
 
 def _dataset(

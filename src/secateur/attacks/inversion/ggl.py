@@ -38,7 +38,7 @@ DEMO = {"iterations": 30, "population": 16}
 @method("inversion", "ggl", "dgp", threat=THREAT, active=False, needs="generator", demo=DEMO)
 @dataclass(frozen=True)
 class GGL(GradientMatching):
-    """GGL (Li et al. 2022) in DGP (AAAI 2024, Fig. 5): min_z ||g(G(z, y)) - g*||^2 + .1 KL(z), labels by iDLG's rule.
+    """GGL (Li et al. 2022) in DGP (AAAI 2024, Fig. 5): pictures of a generator, with labels by iDLG's rule.
 
     The search is CMA-ES from N(0, I) with 500 rounds of 50 candidates, and returns the best candidate of all rounds.
     With search=gradient it is Adam at .1 from z ~ N(0, I). KL(z) = (m^2 + s^2 - 1 - ln s^2) / 2 is the divergence of
