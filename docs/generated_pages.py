@@ -137,8 +137,7 @@ def load_table() -> ModuleType:
 def load_lines() -> tuple[Any, ...]:
     """Return the lines of results/README.md that have a measurement."""
     table = load_table()
-    archived = list(table.measure_archives())
-    measured = [*archived, *table.measure_others(archived)]
+    measured = list(table.measure_archives())
     papers = {name: paper for name, paper in table.read_json("items.json").items() if name != "about"}
     lines = [line for package, paper in papers.items() for line in table.lines_of(package, paper, measured)]
     return tuple(line for line in lines if line.ours)

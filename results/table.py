@@ -4,9 +4,8 @@
     python results/table.py --check   # fails if a page is not what the rows and data files give
 
 Lines are computed from rows/*.jsonl.xz by the studies' own claims; the provenance of an archive names its studies.
-Measurements whose rows were not kept stand in measured.json, until an archive has rows of the same claim and data;
-rows win also where their scale is smaller, and the check refuses a number that they replace.
-items.json lists the papers' figures, tables and claims. No verdict is written by hand.
+A claim without rows was not run. items.json lists the papers' figures, tables and claims. No number and no verdict is
+written by hand.
 """
 
 from __future__ import annotations
@@ -24,16 +23,15 @@ from typing import Any
 from secateur.attacks.inversion.adaptive import PLAIN
 from secateur.catalogue import find, methods, name_of
 from secateur.evaluation.attack_strength import Strength, name_unmet
-from secateur.metrics.membership import Estimate
-from secateur.runs.archive import Archive, read_archive
+from secateur.runs.archive import Archive
 from secateur.runs.rows import Row
 from secateur.studies import read_data
 from secateur.studies.results import names_of
 from secateur.studies.study import SIZES
-from secateur.studies.table import NOT_SUPPORTED, SUPPORTED, UNDECIDED, Finding, judge, verdict
+from secateur.studies.table import NOT_SUPPORTED, SUPPORTED, UNDECIDED, Finding
 
 sys.path.insert(0, str(Path(__file__).parent))
-from pages import fill_pages, grid
+from pages import fill_pages, grid, read
 
 HERE = Path(__file__).parent
 NOT_RUN = "not run"
@@ -79,7 +77,7 @@ class Line:
 
 @dataclass(frozen=True)
 class Measurement:
-    """What one archive, or one entry of measured.json, says of one study."""
+    """What one archive says of one study."""
 
     study: str
     data: tuple[str, ...]
@@ -88,7 +86,6 @@ class Measurement:
     attacker: str
     scale: str
     reduced: bool = False
-    attacks: frozenset[str] = frozenset()  # those of the rows, by name
 
     @property
     def full(self) -> bool:
@@ -114,18 +111,17 @@ def read_json(name: str) -> Any:
 
 # From rows ------------------------------------------------------------------------------------------------------
 def measure_archives() -> Iterator[Measurement]:
-    """Yield what each archive says of each of its studies, setting by setting."""
+    """Yield what each archive says of each of its studies, setting by setting; a demonstration says nothing."""
     for path in sorted((HERE / "rows").glob("*.jsonl.xz")):
-        archive = read_archive(path)
-        for name in archive.studies:
+        archive = read(path)
+        for name in archive.studies if archive.scale in SIZES[1:] else ():
             for title, (_, findings) in find("study", name).make().tabulate_rows(archive).items():
                 rows = [row for row in archive.rows if title in ("", row.dataset, f"{row.model} on {row.dataset}")]
                 data = tuple(dict.fromkeys(row.dataset for row in rows))
                 setting = f"{describe(archive, rows)}; [rows](rows/{path.name})"
                 measured = [finding for finding in findings if finding.measured != "not measured here"]
                 attackers, reduced = describe_attackers(rows), bool(differences(archive)) or is_thin(rows)
-                names = frozenset(name_of(row.attack) for row in rows if row.attack)
-                yield Measurement(name, data, measured, setting, attackers, archive.scale, reduced, names)
+                yield Measurement(name, data, measured, setting, attackers, archive.scale, reduced)
 
 
 def is_thin(rows: list[Row]) -> bool:
@@ -178,68 +174,7 @@ def _describe_inversion(rows: list[Row]) -> str:
     return text + (f"; **{'; '.join(unmet)}**" if unmet else "")
 
 
-# From measurements whose rows were not kept ---------------------------------------------------------------------
-def measure_others(archived: list[Measurement]) -> Iterator[Measurement]:
-    """Yield the entries of measured.json, without the cases that rows replace."""
-    for entry in read_json("measured.json"):
-        for study, claims in entry["studies"].items():
-            findings = [
-                _judge_entry(study, key, case)
-                for key, cases in claims.items()
-                for case in _as_list(cases)
-                if not is_replaced(study, entry["data"], key, case, archived)
-            ]
-            seeds = len(entry["seeds"])
-            parts = [f"{seeds} seed{'s' if seeds != 1 else ''}", entry["scale"], entry["setting"]]
-            where = f"rows not kept; measured at {entry['commit']} on {entry['machine']}"
-            setting, reduced = "; ".join([*filter(None, parts), where]), entry.get("reduced", False)
-            yield Measurement(study, (entry["data"],), findings, setting, entry["attacker"], entry["scale"], reduced)
-
-
-def is_replaced(study: str, data: str, key: str, case: Mapping[str, Any], archived: list[Measurement]) -> bool:
-    """Return True if an archive has rows of a claim and data set, at more than a demonstration's scale.
-
-    A case that names its attacks stays until one archive has rows of all of them.
-    """
-    return any(
-        (measured.study, measured.scale in SIZES[1:]) == (study, True)
-        and data in measured.data
-        and any(finding.key == key for finding in measured.findings)
-        and measured.attacks.issuperset(case.get("attacks", ()))
-        for measured in archived
-    )
-
-
-def list_replaced(archived: list[Measurement]) -> list[str]:
-    """Return the claims of measured.json that rows replace: the file must not keep them."""
-    return [
-        f"{study} {key}, {entry['data']}"
-        for entry in read_json("measured.json")
-        for study, claims in entry["studies"].items()
-        for key, cases in claims.items()
-        for case in _as_list(cases)
-        if is_replaced(study, entry["data"], key, case, archived)
-    ]
-
-
-def _as_list(cases: Any) -> list[Any]:
-    return cases if isinstance(cases, list) else [cases]
-
-
-def _judge_entry(study: str, key: str, case: Mapping[str, Any]) -> Finding:
-    """Judge what was written down of a claim: an estimate with its interval, or counts of cases."""
-    rules = rules_of(study, key)
-    text = case.get("claim") or rules["claim"].format_map(Blank(case.get("words", {})))
-    unit = case.get("unit", rules.get("unit", "points")).format_map(Blank())
-    if "estimate" in case:
-        value, low, high = (float(end) for end in (case["estimate"] + [float("-inf"), float("inf")])[:3])
-        return judge(text, {case.get("of", "mean"): Estimate(value, low, high)}, rules.get("need", "most"),
-                     rules.get("bound", 0.0), unit, key)  # fmt: skip
-    above, against, number = case["counts"]
-    measured = f"{above} of {number} yes, {against} no" + (f"; {case['say']}" if "say" in case else "")
-    return Finding(text, measured, verdict(above, against, number, rules.get("need", "most")), key)
-
-
+# The page -------------------------------------------------------------------------------------------------------
 class Blank(dict[str, str]):
     """Words of a claim; a name without a word stands for itself."""
 
@@ -248,17 +183,15 @@ class Blank(dict[str, str]):
         return key.replace("_", " ")
 
 
-def rules_of(study: str, key: str) -> Mapping[str, Any]:
-    """Return the words, need and bound of a claim: from the paper's claims.json, or from items.json if code judges."""
+def words_of(study: str, key: str) -> str:
+    """Return the words of a claim: from the paper's claims.json, or from items.json if code judges."""
     package = find("study", study).make().package
     table, _, name = key.partition(".")
-    rules: Mapping[str, Any] = (
-        read_data(package, "claims")[table][name] if name else read_json("items.json")[package]["texts"][key]
+    return str(
+        read_data(package, "claims")[table][name]["claim"] if name else read_json("items.json")[package]["texts"][key]
     )
-    return rules
 
 
-# The page -------------------------------------------------------------------------------------------------------
 def lines_of(package: str, paper: Mapping[str, Any], measurements: list[Measurement]) -> Iterator[Line]:
     """Yield the lines of a paper: each claim with all that was measured of it, or as not run."""
     printed = read_data(package, "printed")
@@ -280,8 +213,7 @@ def lines_of(package: str, paper: Mapping[str, Any], measurements: list[Measurem
 
 def _claim_lines(item: Mapping[str, Any], key: str, paper: str, here: list[Measurement]) -> Iterator[Line]:
     """Yield the lines of one claim."""
-    rules = rules_of(item["study"], key)
-    text = rules["claim"].format_map(Blank(item.get("words", {})))
+    text = words_of(item["study"], key).format_map(Blank(item.get("words", {})))
     any_line = False
     for measured in here:
         for finding in measured.findings:
@@ -331,10 +263,9 @@ def count(lines: list[Line]) -> tuple[Counter[str], Counter[str]]:
     return Counter(items.values()), Counter(verdict_of(same) for same in claims.values())
 
 
-def make_page(archived: list[Measurement] | None = None) -> str:
+def make_page() -> str:
     """Return the text of results/README.md."""
-    archived = list(measure_archives()) if archived is None else archived
-    measurements = [*archived, *measure_others(archived)]
+    measurements = list(measure_archives())
     papers = {name: paper for name, paper in read_json("items.json").items() if name != "about"}
     lines = {package: list(lines_of(package, paper, measurements)) for package, paper in papers.items()}
     counts = {package: count(some) for package, some in lines.items()}
@@ -350,9 +281,6 @@ def make_page(archived: list[Measurement] | None = None) -> str:
     body[-1] += _count_claims(claimed)
     parts.append(grid(["paper", "figures and tables", *ORDER, "claims reproduced", "claims in part"], body))
     hiding = [line for some in lines.values() for line in some if line.hides and line.verdict == "reproduced"]
-    bare = sum("rows not kept" in line.setting for some in lines.values() for line in some)
-    known = sum(line.setting != "" for some in lines.values() for line in some)
-    parts.append(f"{known - bare} of {known} measured lines below are computed from rows; {bare} stand without theirs.")
     parts.append(
         f"{len(hiding)} of the reproduced claims say that a defense hides something. "
         f"Known to stand against the strongest attacker: {sum(line.met for line in hiding)} of {len(hiding)}."
@@ -393,8 +321,7 @@ def _cells(lines: list[Line]) -> list[list[str]]:
 
 def main(arguments: list[str]) -> int:
     """Write the pages, or check them."""
-    archived = list(measure_archives())
-    texts = {HERE / "README.md": make_page(archived)} | fill_pages(HERE)
+    texts = {HERE / "README.md": make_page()} | fill_pages(HERE)
     if "--check" not in arguments:
         for path, text in texts.items():
             path.write_text(text, encoding="utf-8")
@@ -403,10 +330,7 @@ def main(arguments: list[str]) -> int:
     wrong = [path.name for path, text in texts.items() if not path.exists() or path.read_text("utf-8") != text]
     for name in wrong:
         print(f"results/{name} is not what its rows and data files give; run python results/table.py", file=sys.stderr)
-    replaced = list_replaced(archived)
-    for claim in replaced:
-        print(f"results/measured.json: {claim}: an archive has rows of it; remove it there", file=sys.stderr)
-    return int(bool(wrong or replaced))
+    return int(bool(wrong))
 
 
 if __name__ == "__main__":
