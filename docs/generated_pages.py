@@ -136,10 +136,7 @@ def load_table() -> ModuleType:
 @cache
 def load_lines() -> tuple[Any, ...]:
     """Return the lines of results/README.md that have a measurement."""
-    table = load_table()
-    measured = list(table.measure_archives())
-    papers = {name: paper for name, paper in table.read_json("items.json").items() if name != "about"}
-    lines = [line for package, paper in papers.items() for line in table.lines_of(package, paper, measured)]
+    lines = [line for some in load_table().gather_lines().values() for line in some]
     return tuple(line for line in lines if line.ours)
 
 

@@ -5,6 +5,8 @@ A page has a marker above each table, and `<!-- end -->` below it:
     <!-- rows NAME | FIELDS | COLUMNS | LABELS -->   a line for each value of FIELDS, of rows that have the LABELS
     <!-- study NAME STUDY | COLUMNS | LABELS -->     the study's own table, of its COLUMNS
     <!-- script NAME.py -->                          what `make_table()` of a script of this folder returns
+    <!-- claims PAPER -->                            every claim of a paper (claims.py)
+    <!-- sentences NAME | NETWORK -->                what the intervals of an archived matrix allow to say
 
 NAME is an archive of rows/. COLUMNS are separated by semicolons. One of rows is a metric with the labels that select
 it, such as `auc attack=rmia`; ` = title` names a column otherwise. Means over seeds have Student's 95 % interval; where
@@ -16,37 +18,46 @@ from __future__ import annotations
 import importlib.util
 import re
 from collections.abc import Mapping, Sequence
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
 from secateur.catalogue import find, name_of
 from secateur.metrics.estimates import mean
 from secateur.metrics.membership import Estimate
+from secateur.report.matrix import build_heatmaps
 from secateur.report.summary import estimate
 from secateur.runs.archive import Archive, read_archive
 from secateur.runs.rows import Row
 from secateur.studies.table import format_estimate, unit_of
 
-BLOCK = re.compile(r"<!-- (rows|study|script) ([^>]*?) -->\n.*?<!-- end -->", re.DOTALL)
+BLOCK = re.compile(r"<!-- (rows|study|script|claims|sentences) ([^>]*?) -->\n.*?<!-- end -->", re.DOTALL)
 read = cache(read_archive)
 
 
-def fill_pages(folder: Path) -> dict[Path, str]:
-    """Return the texts of the pages that have markers, with their tables made anew."""
+def fill_pages(folder: Path, claims: Mapping[str, str]) -> dict[Path, str]:
+    """Return the texts of the pages with their tables made anew.
+
+    Args:
+        folder: that of the pages.
+        claims: table of every claim, by paper.
+    """
     pages = {path: path.read_text(encoding="utf-8") for path in sorted(folder.glob("*.md")) if path.stem != "README"}
-    return {path: BLOCK.sub(lambda match: _fill(folder, match), text) for path, text in pages.items()}
+    return {path: BLOCK.sub(lambda match: _fill(folder, claims, match), text) for path, text in pages.items()}
 
 
-def _fill(folder: Path, match: re.Match[str]) -> str:
+def _fill(folder: Path, claims: Mapping[str, str], match: re.Match[str]) -> str:
     kind, text = match[1], match[2]
     name, *parts = (part.strip() for part in text.split("|"))
     if kind == "script":
         table = _run_script(folder / name)
+    elif kind == "claims":
+        table = claims[name]
     else:
         file, _, study = name.partition(" ")
         archive = read(folder / "rows" / f"{file}.jsonl.xz")
-        table = tabulate_study(archive, study, *parts) if kind == "study" else tabulate_rows(archive.rows, *parts)
+        make = {"study": partial(tabulate_study, archive, study), "rows": partial(tabulate_rows, archive.rows)}
+        table = make.get(kind, partial(list_sentences, archive.rows))(*parts)
     return f"<!-- {kind} {text} -->\n{table}\n<!-- end -->"
 
 
@@ -114,6 +125,11 @@ def tabulate_study(archive: Archive, study: str, columns: str, labels: str = "")
     if absent := [name for place, name in enumerate(names) if not any(texts[place] for texts in body)]:
         raise ValueError(f"{study} has no such columns: {', '.join(absent)}")
     return grid([name.replace("_", " ") for name in names], body)
+
+
+def list_sentences(rows: Sequence[Row], network: str) -> str:
+    """Return the sentences that the intervals of a matrix allow on one network."""
+    return "\n".join(f"- {text}" for one in build_heatmaps(rows) if one.network == network for text in one.sentences)
 
 
 def _write(column: str, cell: Estimate | str | None) -> str:

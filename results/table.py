@@ -1,331 +1,168 @@
-"""Makes results/README.md: every figure, table and claim of the four papers beside what was measured.
+"""Makes the pages of results: README.md, and the tables inside the other pages.
 
-    python results/table.py           # writes results/README.md, and the tables inside the other pages (pages.py)
+    python results/table.py           # writes the pages
     python results/table.py --check   # fails if a page is not what the rows and data files give
 
-Lines are computed from rows/*.jsonl.xz by the studies' own claims; the provenance of an archive names its studies.
-A claim without rows was not run. items.json lists the papers' figures, tables and claims. No number and no verdict is
-written by hand.
+README.md sums up the claims of the four papers (claims.py). Markers in the other pages name their tables (pages.py).
 """
 
 from __future__ import annotations
 
-import json
 import re
 import sys
 from collections import Counter
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, replace
-from itertools import pairwise
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 from secateur.attacks.inversion.adaptive import PLAIN
-from secateur.catalogue import find, methods, name_of
-from secateur.evaluation.attack_strength import Strength, name_unmet
-from secateur.runs.archive import Archive
-from secateur.runs.rows import Row
-from secateur.studies import read_data
-from secateur.studies.results import names_of
-from secateur.studies.study import SIZES
-from secateur.studies.table import NOT_SUPPORTED, SUPPORTED, UNDECIDED, Finding
+from secateur.catalogue import name_of
+from secateur.evaluation.attack_strength import Strength
+from secateur.report.matrix import MatrixCell, MatrixRow, build_heatmaps
 
 sys.path.insert(0, str(Path(__file__).parent))
+import claims
+from claims import (
+    NOT_RUN,
+    ORDER,
+    STANDS,
+    Line,
+    gather_lines,
+    group_claims,
+    judge_items,
+    read_json,
+    read_papers,
+    tabulate,
+    verdict_of,
+)
 from pages import fill_pages, grid, read
 
-HERE = Path(__file__).parent
-NOT_RUN = "not run"
-WORDS = {SUPPORTED: "reproduced", NOT_SUPPORTED: "not", UNDECIDED: "undecided"}
-OURS = {SUPPORTED: "holds", NOT_SUPPORTED: "does not hold", UNDECIDED: "undecided"}  # of claims that no paper makes
-ORDER = ("reproduced", "partly", "not", "undecided", NOT_RUN)
-STRONG = ("rmia", "lira")  # the strongest attackers on a model's answers
-# settings that select parts of a study and reduce nothing
-PARTS = (
-    "steps",
-    "defenses",
-    "adaptive",
-    "bases",
-    "broadcast",
-    "threads",
-    "at_once",
-    "way",
-    "seeds",
-    "pruner",
-    "attack",
-)
-OWN = ("ours:", "not in the paper", "not the paper's", " on both", "corrected", "beyond chance")  # in claims of ours
-UNMET = "**"  # marks the attackers that a defense did not meet
 
-
-@dataclass(frozen=True)
-class Line:
-    """One line of a paper's table."""
-
-    item: str
-    claim: str
-    paper: str = ""
-    ours: str = ""
-    setting: str = ""
-    attacker: str = ""
-    verdict: str = NOT_RUN
-    full: bool = True  # at the paper's scale, not reduced
-    counts: bool = True  # False: no claim of the paper, or no result
-    hides: bool = False  # a claim that a defense hides something
-    met: bool = True  # the defense met its strongest attacker, and the claim stands against that one
-    panel: bool = False  # another data set of a figure: no claim by itself
-
-
-@dataclass(frozen=True)
-class Measurement:
-    """What one archive says of one study."""
-
-    study: str
-    data: tuple[str, ...]
-    findings: list[Finding]
-    setting: str
-    attacker: str
-    scale: str
-    reduced: bool = False
-
-    @property
-    def full(self) -> bool:
-        """True if this is the paper's scale."""
-        return self.scale == "full" and not self.reduced
-
-    @property
-    def stands(self) -> bool:
-        """True if the strongest attacker was met, and no claim about what it finds failed."""
-        asked = [finding for finding in self.findings if is_ours(finding.claim)]
-        return UNMET not in self.attacker and all(finding.verdict == SUPPORTED for finding in asked)
-
-
-def is_ours(claim: str) -> bool:
-    """Return True if a claim is ours, not the paper's, such as the same attack on both models."""
-    return any(words in claim for words in OWN)
-
-
-def read_json(name: str) -> Any:
-    """Read a data file of this folder."""
-    return json.loads((HERE / name).read_text(encoding="utf-8"))
-
-
-# From rows ------------------------------------------------------------------------------------------------------
-def measure_archives() -> Iterator[Measurement]:
-    """Yield what each archive says of each of its studies, setting by setting; a demonstration says nothing."""
-    for path in sorted((HERE / "rows").glob("*.jsonl.xz")):
-        archive = read(path)
-        for name in archive.studies if archive.scale in SIZES[1:] else ():
-            for title, (_, findings) in find("study", name).make().tabulate_rows(archive).items():
-                rows = [row for row in archive.rows if title in ("", row.dataset, f"{row.model} on {row.dataset}")]
-                data = tuple(dict.fromkeys(row.dataset for row in rows))
-                setting = f"{describe(archive, rows)}; [rows](rows/{path.name})"
-                measured = [finding for finding in findings if finding.measured != "not measured here"]
-                attackers, reduced = describe_attackers(rows), bool(differences(archive)) or is_thin(rows)
-                yield Measurement(name, data, measured, setting, attackers, archive.scale, reduced)
-
-
-def is_thin(rows: list[Row]) -> bool:
-    """Return True if a network has less width than the paper's, as its name says."""
-    return any(re.search(r"-w\d+", row.model) for row in rows)
-
-
-def describe(archive: Archive, rows: list[Row]) -> str:
-    """Return seeds, scale, networks and data sets of rows, and how the run differs from the paper's."""
-    seeds = len({row.seed for row in rows})
-    where = f"{', '.join(dict.fromkeys(row.model for row in rows))} on {', '.join({row.dataset: 0 for row in rows})}"
-    provenance = {name: str(value) for name, value in archive.provenance.items()}
-    parts = [f"{seeds} seed{'s' if seeds != 1 else ''}", archive.scale, where, differences(archive)]
-    early = re.search(r"attack=\[?[^ ]*(samia|nn)", provenance.get("command", ""))
-    parts.append("attack networks stop early" if early and "early_stopping=false" not in early[0] else "")
-    parts += [provenance.get("unfinished", ""), "with cells left out" if "left out" in provenance else ""]
-    return "; ".join(filter(None, parts))
-
-
-def differences(archive: Archive) -> str:
-    """Return how a run differs from the paper's: as its provenance says, or else the settings that were changed."""
-    words = str(archive.provenance.get("command", "")).replace("--set=", "--set ").replace("'", "").split()
-    changes = [after for word, after in pairwise(words) if word == "--set"]
-    changed = [text for text in dict.fromkeys(changes) if text.partition("=")[0] not in (*PARTS, "attack")]
-    return str(archive.provenance.get("differs") or ", ".join(changed))
-
-
-def describe_attackers(rows: list[Row]) -> str:
-    """Return the attackers that the defenses of these rows met, and those known to be stronger that they did not."""
-    attacks = {row.attack for row in rows if row.attack}
-    if any(name_of(attack) in methods("inversion") for attack in attacks):
-        return _describe_inversion(rows)
-    names = list(dict.fromkeys(name_of(attack) for attack in sorted(attacks)))
-    defended = any(names_of(row.defense or "none") not in ("none", "basic") for row in rows if row.attack)
-    informed = not defended or any(row.adaptive for row in rows if row.attack)
-    missing = [name for name in STRONG if name not in names] + ([] if informed else ["one who knows the defense"])
-    return ", ".join(names) + (f"; **not met: {', '.join(missing)}**" if missing and names else "")
-
-
-def _describe_inversion(rows: list[Row]) -> str:
-    met: dict[str, set[str]] = {}
-    for row in rows:
-        if row.attack:
-            met.setdefault(names_of(row.defense or "none"), set()).add(row.attack)
-    attacks = set().union(*met.values())
-    modes = {Strength(attack, 0, frozenset(), True).mode for attack in attacks} - {PLAIN}
-    names = ", ".join(sorted({name_of(attack) for attack in attacks}))
-    text = f"{names}: " + ", ".join(["plain", *sorted(modes)])
-    unmet = [f"{defense} {lack}" for defense in sorted(met) if (lack := name_unmet(defense, met[defense]))]
-    return text + (f"; **{'; '.join(unmet)}**" if unmet else "")
-
-
-# The page -------------------------------------------------------------------------------------------------------
-class Blank(dict[str, str]):
-    """Words of a claim; a name without a word stands for itself."""
-
-    def __missing__(self, key: str) -> str:
-        """Return the name as a word."""
-        return key.replace("_", " ")
-
-
-def words_of(study: str, key: str) -> str:
-    """Return the words of a claim: from the paper's claims.json, or from items.json if code judges."""
-    package = find("study", study).make().package
-    table, _, name = key.partition(".")
-    return str(
-        read_data(package, "claims")[table][name]["claim"] if name else read_json("items.json")[package]["texts"][key]
-    )
-
-
-def lines_of(package: str, paper: Mapping[str, Any], measurements: list[Measurement]) -> Iterator[Line]:
-    """Yield the lines of a paper: each claim with all that was measured of it, or as not run."""
-    printed = read_data(package, "printed")
-    for item in paper["items"]:
-        title = f"**{item['item']}**"
-        if "study" not in item:
-            yield Line(title, item["about"], verdict=item.get("verdict", "no result"), counts="verdict" in item)
-            continue
-        here = [measured for measured in measurements if measured.study == item["study"]]
-        counts = not item["item"].startswith("not in the paper")
-        for key, number in item["claims"].items():
-            for line in _claim_lines(item, key, fill(number, printed), here):
-                yield replace(line, item=title, counts=counts and line.counts)
-        known = {data for measured in here for data in measured.data}
-        for data, name in item.get("missing", {}).items():
-            if data not in known:
-                yield Line(title, f"the same on {name}", panel=True)
-
-
-def _claim_lines(item: Mapping[str, Any], key: str, paper: str, here: list[Measurement]) -> Iterator[Line]:
-    """Yield the lines of one claim."""
-    text = words_of(item["study"], key).format_map(Blank(item.get("words", {})))
-    any_line = False
-    for measured in here:
-        for finding in measured.findings:
-            if finding.key == key:
-                any_line = True
-                ours = is_ours(finding.claim)
-                words = OURS if ours else WORDS
-                yield Line("", finding.claim, paper, finding.measured, measured.setting, measured.attacker,
-                           words[finding.verdict], measured.full, not ours, key in item.get("hides", ()),
-                           measured.stands)  # fmt: skip
-    if not any_line:
-        yield Line("", text, paper, counts=not is_ours(text))
-
-
-def fill(text: str, printed: Any) -> str:
-    """Return a text in which `{table/row/column:format}` stands for a number that the paper prints."""
-
-    def look_up(match: re.Match[str]) -> str:
-        value = printed
-        for part in match[1].split("/"):
-            value = value[int(part)] if isinstance(value, list) else value[part]
-        return format(value, match[2] or "")
-
-    return re.sub(r"\{([^}:]+):?([^}]*)\}", look_up, text)
-
-
-def verdict_of(lines: list[Line]) -> str:
-    """Return the verdict of a figure or table from the lines of its claims; a smaller scale reproduces in part."""
-    known = Counter(line.verdict for line in lines if line.verdict != NOT_RUN)
-    if not known:
-        return NOT_RUN
-    whole = all(line.verdict == "reproduced" and line.full for line in lines)
-    if whole:
-        return "reproduced"
-    if known["reproduced"]:
-        return "partly"
-    return "not" if known["not"] else "undecided"
-
-
-def count(lines: list[Line]) -> tuple[Counter[str], Counter[str]]:
-    """Return the verdicts of a paper's figures and tables, and of its claims, by number."""
-    counted = [line for line in lines if line.counts]
-    items = {line.item: verdict_of([same for same in counted if same.item == line.item]) for line in counted}
-    claims: dict[tuple[str, str], list[Line]] = {}
-    for line in (line for line in counted if not line.panel):
-        claims.setdefault((line.item, line.claim), []).append(line)
-    return Counter(items.values()), Counter(verdict_of(same) for same in claims.values())
-
-
-def make_page() -> str:
-    """Return the text of results/README.md."""
-    measurements = list(measure_archives())
-    papers = {name: paper for name, paper in read_json("items.json").items() if name != "about"}
-    lines = {package: list(lines_of(package, paper, measurements)) for package, paper in papers.items()}
-    counts = {package: count(some) for package, some in lines.items()}
-    parts = [read_json("items.json")["about"]]
-    body = []
-    for package, (items, claims) in counts.items():
-        title = papers[package]["title"]
-        body.append([f"[{title}](#{title.lower().replace(' ', '-')})", str(items.total())])
-        body[-1] += [str(items[word]) for word in ORDER] + _count_claims(claims)
-    total = sum((items for items, _ in counts.values()), Counter())
-    claimed = sum((claims for _, claims in counts.values()), Counter())
-    body.append(["**all four**", str(total.total()), *(str(total[word]) for word in ORDER)])
-    body[-1] += _count_claims(claimed)
-    parts.append(grid(["paper", "figures and tables", *ORDER, "claims reproduced", "claims in part"], body))
-    hiding = [line for some in lines.values() for line in some if line.hides and line.verdict == "reproduced"]
-    parts.append(
-        f"{len(hiding)} of the reproduced claims say that a defense hides something. "
-        f"Known to stand against the strongest attacker: {sum(line.met for line in hiding)} of {len(hiding)}."
-    )
+def make_summary(papers: Mapping[str, Any], lines: Mapping[str, list[Line]]) -> str:
+    """Return the text of results/README.md: figures and tables by verdict, defenses, and the claims of each paper."""
+    (head, reading), body = read_json("items.json")["about"], []
     for package, paper in papers.items():
-        parts += [f"## {paper['title']}", paper["gist"], tabulate(lines[package])]
-    return "\n\n".join(parts) + "\n"
+        items = judge_items(lines[package])
+        verdicts = Counter(verdict_of(same) for same in group_claims(lines[package]).values())
+        names = [join_items(item for item in items if items[item] == word) for word in ORDER]
+        title = paper["title"]
+        body.append([f"[{title}](#{title.lower().replace(' ', '-')})", *names])
+        body[-1].append(f"{verdicts['reproduced']} of {verdicts.total()}, {verdicts['partly']} in part")
+    parts = [head, grid(["paper", *ORDER, "claims reproduced"], body)]
+    parts += list(_summarise_defenses(papers, lines))
+    for package, paper in papers.items():
+        title = f"## {paper['title']}\n{paper['gist']} Method, tables and every claim: [{package}.md]({package}.md)."
+        parts += [title, *_summarise_claims(lines[package])]
+    return "\n\n".join([*parts, reading]) + "\n"
 
 
-def _count_claims(claims: Counter[str]) -> list[str]:
-    return [f"{claims['reproduced']} of {claims.total()}", str(claims["partly"])]
+def join_items(names: Iterable[str]) -> str:
+    """Return names of figures and tables as one text, such as `Figs. 1, 4; Table 2`."""
+    kinds: dict[str, list[str]] = {}
+    for name in names:
+        kind, _, number = name.rpartition(" ") if re.fullmatch(r"(Fig\.|Table) \w+", name) else (name, "", "")
+        kinds.setdefault(kind, []).append(number)
+    plural = {"Fig.": "Figs.", "Table": "Tables"}
+    return "; ".join(
+        f"{plural.get(kind, kind) if len(numbers) > 1 else kind} {', '.join(numbers)}".strip()
+        for kind, numbers in kinds.items()
+    )
 
 
-def tabulate(lines: list[Line]) -> str:
-    """Return the table of lines in Markdown."""
-    head = ["item", "claim", "paper", "ours [95 % interval]", "seeds, scale, stand-ins", "strongest attacker met"]
-    return grid([*head, "verdict"], _cells(lines))
+def _summarise_defenses(papers: Mapping[str, Any], lines: Mapping[str, list[Line]]) -> Iterator[str]:
+    """Yield the section on defenses: claims that one hides something, and the strongest attacker of each defense."""
+    hiding: dict[tuple[str, ...], list[str]] = {}
+    for package, some in lines.items():
+        for line in (line for line in some if line.hides and line.verdict == "reproduced"):
+            key = (papers[package]["title"], line.claim, line.ours, line.attacker, line.against)
+            hiding.setdefault(key, []).append(line.item)
+    yield (
+        "## Defenses and their strongest attackers\n"
+        f"{len(hiding)} reproduced claims say that a defense hides something from its paper's attackers. "
+        f"Known to hold against the strongest attacker: {sum(key[-1] == STANDS for key in hiding)}."
+    )
+    head = ["paper", "claim", "ours [95 % interval]", "attackers met", "against the strongest"]
+    body = [[f"{key[0]}, {join_items(items)}", *key[1:]] for key, items in hiding.items()]
+    yield grid(head, body) if body else ""
+    path = claims.HERE / "rows" / "matrix-cifar10.jsonl.xz"
+    if path.exists():
+        yield from _summarise_matrix(path)
 
 
-def _cells(lines: list[Line]) -> list[list[str]]:
-    """Return the cells of lines; what a cell repeats from the line above is left out."""
-    body, before = [], Line("", "")
-    for line in lines:
-        item = line.item if line.item != before.item else ""
-        same = line.setting == before.setting and line.setting != ""
-        setting, attacker = ("as above", "as above") if same else (line.setting, line.attacker)
-        caveats = [] if line.full or line.verdict == NOT_RUN else ["reduced"]
-        caveats += (
-            ["by the paper's attackers only"] if line.hides and not line.met and line.verdict == "reproduced" else []
-        )
-        verdict = ", ".join([line.verdict, *caveats])
-        again = not item and line.claim == before.claim
-        claim, paper = ("as above", "") if again else (line.claim, line.paper)
-        body.append([item, claim, paper, line.ours, setting, attacker, verdict])
-        before = line
-    return body
+def _summarise_matrix(path: Path) -> Iterator[str]:
+    """Yield the table of every defense of the matrix with the strongest attackers that it met."""
+    heatmap = build_heatmaps(read(path).rows)[0]
+    yield (
+        f"Every defense on one ground ({heatmap.network}, CIFAR-10, {len(heatmap.seeds)} seeds; "
+        "[method, all columns and what the intervals say](matrix.md)). "
+        "A star: a stronger attacker is known and was not met."
+    )
+    head = ["defense", "pictures, plain attacker", "pictures, strongest attacker", "active server"]
+    body = []
+    for row in heatmap.rows:
+        pictures = [_write_cell(row, key) for key in ("inversion", "strongest", "active")]
+        members = max((row.cells[key] for key in MEMBERS if key in row.cells), key=_value, default=None)
+        body.append([f"`{row.name}`", *pictures, _write_cell(row, members.column.key if members else "")])
+        body[-1].append(_write_cell(row, "accuracy"))
+    yield grid([*head, "members, strongest attacker", "accuracy"], [line for line in body if any(line[1:])])
+
+
+MEMBERS = ("final-rmia", "final-lira", "updates")  # columns of the matrix
+
+
+def _value(cell: MatrixCell) -> float:
+    return -1.0 if cell.estimate is None else cell.estimate.value
+
+
+def _write_cell(row: MatrixRow, key: str) -> str:
+    """Return a cell of the matrix with its attacker; empty if nothing was measured."""
+    cell = row.cells.get(key)
+    if cell is None or cell.estimate is None:
+        return ""
+    interval = f" [{cell.interval.replace(' to ', ', ')}]" if cell.interval else ""
+    name = (cell.attack or "").partition(",")[0]
+    mode = Strength(name, 0, frozenset(), True).mode if name else PLAIN
+    attacker = "" if not name or key == "inversion" else f" ({name_of(name)}{'' if mode == PLAIN else f', {mode}'})"
+    return f"{cell.text} {cell.column.unit}{interval}{attacker}{'*' if cell.unmet else ''}"
+
+
+def _summarise_claims(lines: list[Line]) -> Iterator[str]:
+    """Yield lists of a paper's claims: those that stand and those that do not, and the names of all others."""
+    claims = group_claims(lines)
+    verdicts = {key: verdict_of(same) for key, same in claims.items()}
+    for title, words in {"Stands": ("reproduced", "partly"), "Does not": ("not",)}.items():
+        keys = [key for key in claims if verdicts[key] in words]
+        if keys:
+            bullets = [f"- {item}: {claim}: {_show(claims[item, claim], words)}" for item, claim in keys]
+            yield "\n".join([f"**{title}** ({len(keys)} of {len(claims)} claims):", "", *bullets])
+    for word in ("undecided", NOT_RUN):
+        items = Counter(item for item, claim in claims if verdicts[item, claim] == word)
+        names = ", ".join(f"{item} ({number})" for item, number in items.items())
+        if items:
+            yield f"**{word.capitalize()}** ({items.total()}): {names}."
+
+
+def _show(lines: list[Line], words: tuple[str, ...]) -> str:
+    """Return what was measured of a claim that has one of these verdicts, with seeds, scale and data."""
+    line = next(line for line in lines if line.verdict in words)
+    where = "; ".join(line.setting.split("; ")[:3])
+    return f"{line.ours} ({where}{'' if line.full else ', reduced'})"
+
+
+def make_pages() -> dict[Path, str]:
+    """Return the texts of all pages of this folder."""
+    lines = gather_lines()
+    tables = {package: tabulate(some) for package, some in lines.items()}
+    return {claims.HERE / "README.md": make_summary(read_papers(), lines)} | fill_pages(claims.HERE, tables)
 
 
 def main(arguments: list[str]) -> int:
     """Write the pages, or check them."""
-    texts = {HERE / "README.md": make_page()} | fill_pages(HERE)
+    texts = make_pages()
     if "--check" not in arguments:
         for path, text in texts.items():
             path.write_text(text, encoding="utf-8")
-        print(*texts)
+        print(*(path.name for path in texts))
         return 0
     wrong = [path.name for path, text in texts.items() if not path.exists() or path.read_text("utf-8") != text]
     for name in wrong:

@@ -12,7 +12,6 @@ from secateur.runs.rows import Row
 from secateur.studies import read_data
 
 RESULTS = Path(__file__).parents[2] / "results"
-UNUSED = ("about",)
 
 
 @pytest.fixture(scope="module")
@@ -26,7 +25,7 @@ def table():
 
 @pytest.fixture(scope="module")
 def papers(table):
-    return {name: paper for name, paper in table.read_json("items.json").items() if name not in UNUSED}
+    return table.read_papers()
 
 
 def test_every_study_and_every_claim_has_a_line(papers):
@@ -55,29 +54,34 @@ def folder(table, tmp_path, monkeypatch):
     """A folder of results without rows."""
     (tmp_path / "items.json").write_text((RESULTS / "items.json").read_text())
     (tmp_path / "rows").mkdir()
-    monkeypatch.setattr(table, "HERE", tmp_path)
+    monkeypatch.setattr(table.claims, "HERE", tmp_path)
     return tmp_path
 
 
-def line_of(page, words):
-    return next(line for line in page.splitlines() if words in line)
+def line_of(table, words):
+    lines = table.tabulate(table.gather_lines()["samia"]).splitlines()
+    return next(line for line in lines if words in line)
 
 
 def test_an_archive_fills_its_lines_and_a_claim_without_rows_was_not_run(table, folder):
     close = "pruned models are close to the original"
-    assert line_of(table.make_page(), close).endswith("| plot |  |  |  | not run |")
+    assert line_of(table, close).endswith("| plot |  |  |  | not run |")
     rows = [*audited("none", 0.0, 0.60), *audited("l1-unstructured", 0.5, 0.61)]
     command = "secateur reproduce samia-fig6 --scale full --set shadows=1"
     write_archive(
         folder / "rows" / "fig6.jsonl.xz", rows, {"studies": ["samia-fig6"], "scale": "full", "command": command}
     )
-    after = line_of(table.make_page(), close)
+    after = line_of(table, close)
     assert "l1-unstructured 0.5: +1.0 points" in after and "| reproduced, reduced |" in after
     assert "3 seeds; full; mlp on location; shadows=1; [rows](rows/fig6.jsonl.xz)" in after
+    page = table.make_pages()[folder / "README.md"]
+    assert "- Fig. 6: at a sparsity that is not high, pruned models are close to the original" in page
+    assert "l1-unstructured 0.5: +1.0 points (3 seeds; full; mlp on location, reduced)" in page
+    assert "|  | Fig. 6 |  |  | Figs. 1, 4, 7, 8," in page
     tiny = {"studies": ["samia-fig6"], "scale": "tiny"}  # shows that a study runs, and measures nothing
     (folder / "rows" / "fig6.jsonl.xz").rename(folder / "fig6.jsonl.xz")
     write_archive(folder / "rows" / "tiny.jsonl.xz", rows, tiny)
-    assert line_of(table.make_page(), close).endswith("| not run |")
+    assert line_of(table, close).endswith("| not run |")
     assert table.main(["--check"]) == 1 and table.main([]) == 0 and table.main(["--check"]) == 0
 
 
@@ -101,24 +105,27 @@ def test_a_figure_is_reproduced_only_whole_and_at_full_scale(table):
 def test_a_defense_that_did_not_meet_its_strongest_attacker_says_so(table):
     labels = {"model": "m", "dataset": "d", "seed": 0, "metric": "psnr", "value": 1.0}
     plain = [Row(**labels, defense="dgp", attack="ig:iterations=9")]
-    assert table.describe_attackers(plain) == "ig: plain; **dgp did not meet adaptive=support, adaptive=reapply**"
+    assert (
+        table.claims.describe_attackers(plain) == "ig: plain; **dgp did not meet adaptive=support, adaptive=reapply**"
+    )
     both = [*plain, *(Row(**labels, defense="dgp", attack=f"ig:adaptive={mode}") for mode in ("support", "reapply"))]
-    assert table.describe_attackers(both) == "ig: plain, reapply, support"
+    assert table.claims.describe_attackers(both) == "ig: plain, reapply, support"
     members = [Row(**labels, defense="ppb", attack="samia", adaptive=False)]
-    assert table.describe_attackers(members) == "samia; **not met: rmia, lira, one who knows the defense**"
+    assert table.claims.describe_attackers(members) == "samia; **not met: rmia, lira, one who knows the defense**"
 
 
 def test_a_claim_to_hide_that_only_the_papers_attackers_support_is_marked(table):
-    hides = table.Finding("DGP protects", "1 of 1 yes", "supported", "recovery.dgp")
-    fails = table.Finding("DGP hides from one who knows (not in the paper)", "0 of 1 yes", "not supported", "x")
+    hides = table.claims.Finding("DGP protects", "1 of 1 yes", "supported", "recovery.dgp")
+    fails = table.claims.Finding("DGP hides from one who knows (not in the paper)", "0 of 1 yes", "not supported", "x")
     strong, weak = (
-        table.Measurement("dgp-table1", ("cifar10",), findings, "20 updates", "ig: plain", "full")
+        table.claims.Measurement("dgp-table1", ("cifar10",), findings, "20 updates", "ig: plain", "full")
         for findings in ([hides], [hides, fails])
     )
-    assert strong.stands and not weak.stands
+    assert strong.ask_strongest(hides.claim) == "not asked" and weak.ask_strongest(hides.claim) == "does not hold"
+    assert weak.ask_strongest("Outpost protects") == "not asked"  # nobody asked about that one
     item = {"study": "dgp-table1", "claims": {}, "hides": ["recovery.dgp"]}
-    (line,) = table._claim_lines(item, "recovery.dgp", "", [weak])
-    assert table._cells([line])[0][-1] == "reproduced, by the paper's attackers only"
+    (line,) = table.claims._claim_lines(item, "recovery.dgp", "", [weak])
+    assert table.claims._cells([line])[0][-1] == "reproduced, by the paper's attackers only"
 
 
 def test_tables_inside_pages_come_from_rows(table, folder):

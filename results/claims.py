@@ -1,0 +1,308 @@
+"""Claims of the four papers beside what archives of rows say of them.
+
+Lines are computed from rows/*.jsonl.xz by the studies' own claims; the provenance of an archive names its studies.
+A claim without rows was not run. items.json lists the papers' figures, tables and claims. No number and no verdict is
+written by hand.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import sys
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+from secateur.attacks.inversion.adaptive import PLAIN
+from secateur.catalogue import find, methods, name_of
+from secateur.evaluation.attack_strength import Strength, name_unmet
+from secateur.runs.archive import Archive
+from secateur.runs.rows import Row
+from secateur.studies import read_data
+from secateur.studies.results import names_of
+from secateur.studies.study import SIZES
+from secateur.studies.table import NOT_SUPPORTED, SUPPORTED, UNDECIDED, Finding
+
+sys.path.insert(0, str(Path(__file__).parent))
+from pages import grid, read
+
+HERE = Path(__file__).parent
+NOT_RUN = "not run"
+WORDS = {SUPPORTED: "reproduced", NOT_SUPPORTED: "not", UNDECIDED: "undecided"}
+STANDS = "holds"
+OURS = {SUPPORTED: STANDS, NOT_SUPPORTED: "does not hold", UNDECIDED: "undecided"}  # of claims that no paper makes
+ORDER = ("reproduced", "partly", "not", "undecided", NOT_RUN)
+STRONG = ("rmia", "lira")  # the strongest attackers on a model's answers
+# settings that select parts of a study and reduce nothing
+PARTS = (
+    "steps",
+    "defenses",
+    "adaptive",
+    "bases",
+    "broadcast",
+    "threads",
+    "at_once",
+    "way",
+    "seeds",
+    "pruner",
+    "attack",
+)
+OWN = ("ours:", "not in the paper", "not the paper's", " on both", "corrected", "beyond chance")  # in claims of ours
+UNMET = "**"  # marks the attackers that a defense did not meet
+
+
+@dataclass(frozen=True)
+class Line:
+    """One line of a paper's table."""
+
+    item: str
+    claim: str
+    paper: str = ""
+    ours: str = ""
+    setting: str = ""
+    attacker: str = ""
+    verdict: str = NOT_RUN
+    full: bool = True  # at the paper's scale, not reduced
+    counts: bool = True  # False: no claim of the paper, or no result
+    hides: bool = False  # a claim that a defense hides something
+    against: str = ""  # whether the claim stands against the strongest attacker
+    panel: bool = False  # another data set of a figure: no claim by itself
+
+
+@dataclass(frozen=True)
+class Measurement:
+    """What one archive says of one study."""
+
+    study: str
+    data: tuple[str, ...]
+    findings: list[Finding]
+    setting: str
+    attacker: str
+    scale: str
+    reduced: bool = False
+
+    @property
+    def full(self) -> bool:
+        """True if this is the paper's scale."""
+        return self.scale == "full" and not self.reduced
+
+    def ask_strongest(self, claim: str) -> str:
+        """Return whether a claim to hide stands against the strongest attacker, by our own claims on that defense."""
+        asked = [finding for finding in self.findings if is_ours(finding.claim)]
+        names = [name for name in methods("defense") if re.search(rf"\b{re.escape(name)}\b", claim.lower())]
+        if names:
+            asked = [finding for finding in asked if any(name in finding.claim.lower() for name in names)]
+        verdicts = {finding.verdict for finding in asked}
+        if NOT_SUPPORTED in verdicts:
+            return OURS[NOT_SUPPORTED]
+        if UNMET in self.attacker or not asked:
+            return "not asked"
+        return OURS[UNDECIDED] if UNDECIDED in verdicts else STANDS
+
+
+def is_ours(claim: str) -> bool:
+    """Return True if a claim is ours, not the paper's, such as the same attack on both models."""
+    return any(words in claim for words in OWN)
+
+
+def read_json(name: str) -> Any:
+    """Read a data file of this folder."""
+    return json.loads((HERE / name).read_text(encoding="utf-8"))
+
+
+# From rows ------------------------------------------------------------------------------------------------------
+def measure_archives() -> Iterator[Measurement]:
+    """Yield what each archive says of each of its studies, setting by setting; a demonstration says nothing."""
+    for path in sorted((HERE / "rows").glob("*.jsonl.xz")):
+        archive = read(path)
+        for name in archive.studies if archive.scale in SIZES[1:] else ():
+            for title, (_, findings) in find("study", name).make().tabulate_rows(archive).items():
+                rows = [row for row in archive.rows if title in ("", row.dataset, f"{row.model} on {row.dataset}")]
+                data = tuple(dict.fromkeys(row.dataset for row in rows))
+                setting = f"{describe(archive, rows)}; [rows](rows/{path.name})"
+                measured = [finding for finding in findings if finding.measured != "not measured here"]
+                attackers, reduced = describe_attackers(rows), bool(differences(archive)) or is_thin(rows)
+                yield Measurement(name, data, measured, setting, attackers, archive.scale, reduced)
+
+
+def is_thin(rows: list[Row]) -> bool:
+    """Return True if a network has less width than the paper's, as its name says."""
+    return any(re.search(r"-w\d+", row.model) for row in rows)
+
+
+def describe(archive: Archive, rows: list[Row]) -> str:
+    """Return seeds, scale, networks and data sets of rows, and how the run differs from the paper's."""
+    seeds = len({row.seed for row in rows})
+    where = f"{', '.join(dict.fromkeys(row.model for row in rows))} on {', '.join({row.dataset: 0 for row in rows})}"
+    provenance = {name: str(value) for name, value in archive.provenance.items()}
+    parts = [f"{seeds} seed{'s' if seeds != 1 else ''}", archive.scale, where, differences(archive)]
+    early = re.search(r"attack=\[?[^ ]*(samia|nn)", provenance.get("command", ""))
+    parts.append("attack networks stop early" if early and "early_stopping=false" not in early[0] else "")
+    parts += [provenance.get("unfinished", ""), "with cells left out" if "left out" in provenance else ""]
+    return "; ".join(filter(None, parts))
+
+
+def differences(archive: Archive) -> str:
+    """Return how a run differs from the paper's: as its provenance says, or else the settings that were changed."""
+    words = str(archive.provenance.get("command", "")).replace("--set=", "--set ").replace("'", "").split()
+    changes = [after for word, after in pairwise(words) if word == "--set"]
+    changed = [text for text in dict.fromkeys(changes) if text.partition("=")[0] not in (*PARTS, "attack")]
+    return str(archive.provenance.get("differs") or ", ".join(changed))
+
+
+def describe_attackers(rows: list[Row]) -> str:
+    """Return the attackers that the defenses of these rows met, and those known to be stronger that they did not."""
+    attacks = {row.attack for row in rows if row.attack}
+    if any(name_of(attack) in methods("inversion") for attack in attacks):
+        return _describe_inversion(rows)
+    names = list(dict.fromkeys(name_of(attack) for attack in sorted(attacks)))
+    defended = any(names_of(row.defense or "none") not in ("none", "basic") for row in rows if row.attack)
+    informed = not defended or any(row.adaptive for row in rows if row.attack)
+    missing = [name for name in STRONG if name not in names] + ([] if informed else ["one who knows the defense"])
+    return ", ".join(names) + (f"; **not met: {', '.join(missing)}**" if missing and names else "")
+
+
+def _describe_inversion(rows: list[Row]) -> str:
+    met: dict[str, set[str]] = {}
+    for row in rows:
+        if row.attack:
+            met.setdefault(names_of(row.defense or "none"), set()).add(row.attack)
+    attacks = set().union(*met.values())
+    modes = {Strength(attack, 0, frozenset(), True).mode for attack in attacks} - {PLAIN}
+    names = ", ".join(sorted({name_of(attack) for attack in attacks}))
+    text = f"{names}: " + ", ".join(["plain", *sorted(modes)])
+    unmet = [f"{defense} {lack}" for defense in sorted(met) if (lack := name_unmet(defense, met[defense]))]
+    return text + (f"; **{'; '.join(unmet)}**" if unmet else "")
+
+
+# The page -------------------------------------------------------------------------------------------------------
+class Blank(dict[str, str]):
+    """Words of a claim; a name without a word stands for itself."""
+
+    def __missing__(self, key: str) -> str:
+        """Return the name as a word."""
+        return key.replace("_", " ")
+
+
+def words_of(study: str, key: str) -> str:
+    """Return the words of a claim: from the paper's claims.json, or from items.json if code judges."""
+    package = find("study", study).make().package
+    table, _, name = key.partition(".")
+    return str(
+        read_data(package, "claims")[table][name]["claim"] if name else read_json("items.json")[package]["texts"][key]
+    )
+
+
+def lines_of(package: str, paper: Mapping[str, Any], measurements: list[Measurement]) -> Iterator[Line]:
+    """Yield the lines of a paper: each claim with all that was measured of it, or as not run."""
+    printed = read_data(package, "printed")
+    for item in paper["items"]:
+        title = item["item"]
+        if "study" not in item:
+            yield Line(title, item["about"], verdict=item.get("verdict", "no result"), counts="verdict" in item)
+            continue
+        here = [measured for measured in measurements if measured.study == item["study"]]
+        counts = not item["item"].startswith("not in the paper")
+        for key, number in item["claims"].items():
+            for line in _claim_lines(item, key, fill(number, printed), here):
+                yield replace(line, item=title, counts=counts and line.counts)
+        known = {data for measured in here for data in measured.data}
+        for data, name in item.get("missing", {}).items():
+            if data not in known:
+                yield Line(title, f"the same on {name}", panel=True)
+
+
+def _claim_lines(item: Mapping[str, Any], key: str, paper: str, here: list[Measurement]) -> Iterator[Line]:
+    """Yield the lines of one claim."""
+    text = words_of(item["study"], key).format_map(Blank(item.get("words", {})))
+    any_line = False
+    for measured in here:
+        for finding in measured.findings:
+            if finding.key == key:
+                any_line = True
+                ours = is_ours(finding.claim)
+                words = OURS if ours else WORDS
+                yield Line("", finding.claim, paper, finding.measured, measured.setting, measured.attacker,
+                           words[finding.verdict], measured.full, not ours, key in item.get("hides", ()),
+                           measured.ask_strongest(finding.claim))  # fmt: skip
+    if not any_line:
+        yield Line("", text, paper, counts=not is_ours(text))
+
+
+def fill(text: str, printed: Any) -> str:
+    """Return a text in which `{table/row/column:format}` stands for a number that the paper prints."""
+
+    def look_up(match: re.Match[str]) -> str:
+        value = printed
+        for part in match[1].split("/"):
+            value = value[int(part)] if isinstance(value, list) else value[part]
+        return format(value, match[2] or "")
+
+    return re.sub(r"\{([^}:]+):?([^}]*)\}", look_up, text)
+
+
+def verdict_of(lines: list[Line]) -> str:
+    """Return the verdict of a figure or table from the lines of its claims; a smaller scale reproduces in part."""
+    known = Counter(line.verdict for line in lines if line.verdict != NOT_RUN)
+    if not known:
+        return NOT_RUN
+    whole = all(line.verdict == "reproduced" and line.full for line in lines)
+    if whole:
+        return "reproduced"
+    if known["reproduced"]:
+        return "partly"
+    return "not" if known["not"] else "undecided"
+
+
+def group_claims(lines: list[Line]) -> dict[tuple[str, str], list[Line]]:
+    """Return the counted lines of a paper by item and claim: a claim has a line for each data set."""
+    claims: dict[tuple[str, str], list[Line]] = {}
+    for line in lines:
+        if line.counts and not line.panel:
+            claims.setdefault((line.item, line.claim), []).append(line)
+    return claims
+
+
+def judge_items(lines: list[Line]) -> dict[str, str]:
+    """Return the verdicts of a paper's figures and tables."""
+    counted = [line for line in lines if line.counts]
+    return {line.item: verdict_of([same for same in counted if same.item == line.item]) for line in counted}
+
+
+def tabulate(lines: list[Line]) -> str:
+    """Return the table of lines in Markdown."""
+    head = ["item", "claim", "paper", "ours [95 % interval]", "seeds, scale, stand-ins", "strongest attacker met"]
+    return grid([*head, "verdict"], _cells(lines))
+
+
+def _cells(lines: list[Line]) -> list[list[str]]:
+    """Return the cells of lines; what a cell repeats from the line above is left out."""
+    body, before = [], Line("", "")
+    for line in lines:
+        item = f"**{line.item}**" if line.item != before.item else ""
+        same = line.setting == before.setting and line.setting != ""
+        setting, attacker = ("as above", "as above") if same else (line.setting, line.attacker)
+        caveats = [] if line.full or line.verdict == NOT_RUN else ["reduced"]
+        weak = line.hides and line.against != STANDS and line.verdict == "reproduced"
+        caveats += ["by the paper's attackers only"] if weak else []
+        verdict = ", ".join([line.verdict, *caveats])
+        again = not item and line.claim == before.claim
+        claim, paper = ("as above", "") if again else (line.claim, line.paper)
+        body.append([item, claim, paper, line.ours, setting, attacker, verdict])
+        before = line
+    return body
+
+
+def read_papers() -> dict[str, Any]:
+    """Return the papers with their figures, tables and claims."""
+    return {name: paper for name, paper in read_json("items.json").items() if name != "about"}
+
+
+def gather_lines() -> dict[str, list[Line]]:
+    """Return the lines of every paper."""
+    measurements = list(measure_archives())
+    return {package: list(lines_of(package, paper, measurements)) for package, paper in read_papers().items()}
