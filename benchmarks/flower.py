@@ -8,7 +8,7 @@ bytes, time and the server's memory for a million clients. `--many` measures fed
 take part, with residuals: seconds to the end of the first round, and memory after rounds 10 and 200. `--peer` measures
 rounds of one federation here and in pfl-research, turns alternating (benchmarks/pfl_peer.py).
 
-    python benchmarks/flower.py [--clients 10 100 1000] [--engines here flower] [--peer] [--json FILE]
+    python benchmarks/flower.py [--clients 10 100 1000] [--engines here flower] [--peer] [--json FILE] [--archive FILE]
     python benchmarks/flower.py --clients --nodes 2 4 8 [--tree]
     python benchmarks/flower.py --clients --many 1000 10000 100000
 """
@@ -146,6 +146,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--peer", action="store_true")
     parser.add_argument("--peer-folder", help="where the peer's packages are or go")
     parser.add_argument("--json", type=Path)
+    parser.add_argument("--archive", type=Path, help="write the measured numbers as rows: NAME.jsonl.xz")
     parser.add_argument("--one", nargs=4, help=argparse.SUPPRESS)
     return parser.parse_args()
 
@@ -188,6 +189,10 @@ def main() -> None:
         rows.append(row)
     if given.json is not None:
         given.json.write_text(json.dumps(rows, indent=2))
+    if given.archive is not None:
+        from archive import write  # here, as it imports torch, which a federation's own process times
+
+        write(given.archive, [row for row in rows if "on paper" not in row.get("engine", "")])
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""Pages of many rows: seconds, bytes and memory. `python benchmarks/page.py --rows 100000 --runs 1000`.
+"""Pages of many rows: seconds, bytes and memory. `python benchmarks/page.py [--rows N] [--runs N] [--archive FILE]`.
 
 The rows are those of an audit of many models, under ten attacks and five seeds, with a ROC curve for each attack. The
 runs are copies of one small audit, each in a folder of its own.
@@ -17,6 +17,7 @@ from typing import Any
 
 import numpy as np
 
+import archive
 from secateur.report.page import write_page
 from secateur.runs.folder import open_run
 from secateur.runs.rows import Row
@@ -58,13 +59,14 @@ def write_run(folder: Path, count: int, seeds: int = 5) -> None:
         run.show(figures)
 
 
-def measure(folders: Sequence[Path], out: Path, what: str) -> None:
-    """Write one page and print what it took."""
+def measure(folders: Sequence[Path], out: Path, what: str) -> dict[str, Any]:
+    """Write one page, print and return what it took."""
     begun, used = time.perf_counter(), time.process_time()
     size = write_page(folders, out).stat().st_size
     wall, processor = time.perf_counter() - begun, time.process_time() - used
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20
     print(f"{what}: {wall:.1f} s ({processor:.1f} s of the processor), {size / 2**20:.2f} MiB, peak {peak:.2f} GiB")
+    return {"case": what, "cpu_seconds": processor, "seconds": wall, "page_MiB": size / 2**20, "peak_GiB": peak}
 
 
 def main() -> None:
@@ -72,17 +74,19 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--rows", type=int, default=100_000)
     parser.add_argument("--runs", type=int, default=1000)
-    options = parser.parse_args()
+    archive.add_option(parser)
+    options, numbers = parser.parse_args(), []
     with tempfile.TemporaryDirectory() as place:
         if options.rows:
             write_run(Path(place, "rows"), options.rows)
-            measure([Path(place, "rows")], Path(place, "rows.html"), f"{options.rows} rows")
+            numbers.append(measure([Path(place, "rows")], Path(place, "rows.html"), f"{options.rows} rows"))
         if options.runs:
             write_run(Path(place, "run-0"), 500, seeds=1)
             folders = [Path(place, f"run-{number}") for number in range(options.runs)]
             for folder in folders[1:]:
                 shutil.copytree(folders[0], folder)
-            measure(folders, Path(place, "runs.html"), f"{options.runs} runs of 500 rows")
+            numbers.append(measure(folders, Path(place, "runs.html"), f"{options.runs} runs of 500 rows"))
+    archive.write(options.archive, numbers)
 
 
 if __name__ == "__main__":

@@ -4,6 +4,7 @@ The file holds the answers of a model and of in-out shadow models for the same r
 beside the file: pages that the process owns (RssAnon), sampled every 50 ms, and the largest resident set (VmHWM).
 
 Run it with: python benchmarks/predictions.py [--rows N] [--classes K] [--shadows S] [--attack NAMES] [--keep FOLDER]
+    [--archive FILE]
 """
 
 from __future__ import annotations
@@ -20,6 +21,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
+
+import archive
 
 AT_ONCE = 50_000
 LIMITS = {"seconds": 60.0, "GiB": 2.0}
@@ -89,6 +92,7 @@ def main() -> None:
     parser.add_argument("--shadows", type=int, default=4)
     parser.add_argument("--attack", default="conf,mentr,lira,rmia")
     parser.add_argument("--keep", type=Path, help="folder of the file, which is kept and used again")
+    archive.add_option(parser)
     options = parser.parse_args()
     with tempfile.TemporaryDirectory() as scratch:
         path = (options.keep or Path(scratch)) / f"{options.rows}-{options.classes}-{options.shadows}.npz"
@@ -101,6 +105,8 @@ def main() -> None:
     print(f"{size}: {seconds:.0f} s ({cpu:.0f} CPU seconds), {beside:.2f} GiB beside the file, {resident:.2f} with it")
     met = "met" if seconds <= LIMITS["seconds"] and beside <= LIMITS["GiB"] else "missed"
     print(f"target: {LIMITS['seconds']:.0f} s and {LIMITS['GiB']:.0f} GiB beside the file, {met}")
+    numbers = {"cpu_seconds": cpu, "seconds": seconds, "GiB_beside_the_file": beside, "GiB_with_it": resident}
+    archive.write(options.archive, [{"case": f"{options.rows} rows of {options.classes} classes"} | numbers])
 
 
 if __name__ == "__main__":

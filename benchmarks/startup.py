@@ -1,14 +1,17 @@
 """How long the command line takes to answer, and what importing costs beyond torch.
 
-CPU seconds, medians of fresh processes. Run it with: python benchmarks/startup.py
+CPU seconds, medians of fresh processes. Run it with: python benchmarks/startup.py [--archive FILE]
 """
 
 from __future__ import annotations
 
+import argparse
 import resource
 import subprocess
 import sys
 from statistics import median
+
+import archive
 
 
 def seconds(*command: str, repeats: int = 7) -> float:
@@ -25,6 +28,9 @@ def seconds(*command: str, repeats: int = 7) -> float:
 
 def main() -> None:
     """Measure and print."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    archive.add_option(parser)
+    options = parser.parse_args()
     answer = seconds("-m", "secateur", "--help")
     print(f"secateur --help: {answer:.2f} s (target < 1: {'met' if answer < 1 else 'missed'})", flush=True)
     torch = seconds("-c", "import torch")
@@ -33,6 +39,12 @@ def main() -> None:
     print(f"import secateur beyond torch: {beyond:.2f} s (target < 0.3: {verdict})", flush=True)
     whole = seconds("-c", "import torch, secateur; secateur.audit")
     print(f"import of all that secateur.audit needs beyond torch: {whole - torch:.2f} s", flush=True)
+    numbers = {"secateur --help": (answer, "1"), "import secateur, beyond torch": (beyond, "0.3")}
+    numbers["secateur.audit, beyond torch"] = whole - torch, ""
+    archive.write(
+        options.archive,
+        [{"case": case, "limit": limit, "cpu_seconds": number} for case, (number, limit) in numbers.items()],
+    )
 
 
 if __name__ == "__main__":

@@ -5,7 +5,7 @@ GPU: one step of the six models of an audit (a victim and five shadows). At leas
 (resnet18-pool) faster than the eager loop in the memory format that suits it better. TF32 is left as PyTorch sets it,
 the same for all.
 
-    python benchmarks/training.py [--device cpu|cuda] [--json FILE]
+    python benchmarks/training.py [--device cpu|cuda] [--json FILE] [--archive FILE]
 """
 
 from __future__ import annotations
@@ -30,6 +30,7 @@ import torch
 from torch import nn
 from torch.nn.functional import cross_entropy
 
+import archive
 from secateur import tree
 from secateur.functional import Functional, split
 from secateur.inference import to_channels_last
@@ -155,6 +156,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--device", choices=("cpu", "cuda"), default="cuda" if torch.cuda.is_available() else "cpu")
     parser.add_argument("--json", type=Path)
+    archive.add_option(parser)
     arguments = parser.parse_args()
     torch.set_num_threads(1)
     rows = []
@@ -177,6 +179,7 @@ def main() -> None:
         verdict = "met" if row["met"] else "missed"
         told = f"ratio {row['ratio']:.3f} (target {row['target']}: {verdict})"
         print(f"{row['model']}: {shown} {unit}{auto}; {told}", flush=True)
+    archive.write(arguments.archive, [row | {"limit": row["target"]} for row in rows], arguments.device)
     if arguments.json:
         machine = torch.cuda.get_device_name() if arguments.device == "cuda" else platform.machine()
         head = {"device": arguments.device, "machine": machine, "torch": torch.__version__, "threads": 1}
