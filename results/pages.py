@@ -11,6 +11,9 @@ A page has a marker above each table, and `<!-- end -->` below it:
 NAME is an archive of rows/. COLUMNS are separated by semicolons. One of rows is a metric with the labels that select
 it, such as `auc attack=rmia`; ` = title` names a column otherwise. Means over seeds have Student's 95 % interval; where
 rows of one seed differ by client, clients are averaged and there is no interval for one seed.
+
+Measured numbers stand in such tables alone. `find_typed` refuses those that a sentence has, but for settings: sections
+called Method, code and links may have numbers.
 """
 
 from __future__ import annotations
@@ -32,6 +35,15 @@ from secateur.runs.rows import Row
 from secateur.studies.table import format_estimate, unit_of
 
 BLOCK = re.compile(r"<!-- (rows|study|script|claims|sentences) ([^>]*?) -->\n.*?<!-- end -->", re.DOTALL)
+MADE = re.compile(r"<!-- (?:rows|study|script|claims|sentences)\b.*?<!-- end -->", re.DOTALL)
+METHOD = re.compile(r"^## Method\n.*?(?=^## |\Z)", re.DOTALL | re.MULTILINE)
+EXEMPT = re.compile(r"^```.*?^```$|^(?: {4}|#).*?$|`[^`\n]*`|!?\[[^\]]*\]\([^)]*\)", re.DOTALL | re.MULTILINE)
+NAMED = re.compile(r"\b(?:Python|torch|Theorem|Corollary|Section|Eq\.|Eqs\.) [\d.]*\d|\b95 %")
+UNITS = r"(?:%|per cent|dB|points?|times|ms|s|seconds|minutes|MB|MiB|GiB|of \d)"
+COUNT = r"(?:\d|\btwo|\bthree|\bfour|\bfive|\bsix|\bseven|\beight|\bnine|\bten|\btwelve|\btwenty)"
+TYPED = re.compile(
+    rf"(?<![\w.])(?<![A-Za-z]-)\d*\.\d+|{COUNT} ?{UNITS}(?!\w)|\btwice\b|\ba (?:third|quarter|fifth|tenth)\b"
+)
 read = cache(read_archive)
 
 
@@ -59,6 +71,19 @@ def _fill(folder: Path, claims: Mapping[str, str], match: re.Match[str]) -> str:
         make = {"study": partial(tabulate_study, archive, study), "rows": partial(tabulate_rows, archive.rows)}
         table = make.get(kind, partial(list_sentences, archive.rows))(*parts)
     return f"<!-- {kind} {text} -->\n{table}\n<!-- end -->"
+
+
+def find_typed(text: str) -> list[str]:
+    """Return the sentences of a page that have a measured number, which rows should give.
+
+    Example:
+        >>> find_typed("DGP has .71 here. Fig. 3 reproduces. The interval of 95 % holds it in `tv=.1`.")
+        ['DGP has .71 here.']
+    """
+    for pattern in (MADE, METHOD, EXEMPT, NAMED):
+        text = pattern.sub("", text)
+    sentences = re.split(r"(?<=[.:;!?]) +|\n", text)
+    return [sentence.strip() for sentence in sentences if TYPED.search(sentence)]
 
 
 def tabulate_rows(rows: Sequence[Row], fields: str, columns: str, labels: str = "") -> str:

@@ -1,7 +1,7 @@
 """Makes the pages of results: README.md, and the tables inside the other pages.
 
     python results/table.py           # writes the pages
-    python results/table.py --check   # fails if a page is not what the rows and data files give
+    python results/table.py --check   # fails if a page is not what the rows and data files give, or has typed numbers
 
 README.md sums up the claims of the four papers (claims.py). Markers in the other pages name their tables (pages.py).
 """
@@ -35,7 +35,10 @@ from claims import (
     tabulate,
     verdict_of,
 )
-from pages import fill_pages, grid, read
+from pages import fill_pages, find_typed, grid, read
+
+MEMBERS = ("final-rmia", "final-lira", "updates")  # columns of the matrix
+PENDING = ("recommend.md", "federations.md")  # pages whose sentences still have typed numbers
 
 
 def make_summary(papers: Mapping[str, Any], lines: Mapping[str, list[Line]]) -> str:
@@ -107,9 +110,6 @@ def _summarise_matrix(path: Path) -> Iterator[str]:
     yield grid([*head, "members, strongest attacker", "accuracy"], [line for line in body if any(line[1:])])
 
 
-MEMBERS = ("final-rmia", "final-lira", "updates")  # columns of the matrix
-
-
 def _value(cell: MatrixCell) -> float:
     return -1.0 if cell.estimate is None else cell.estimate.value
 
@@ -167,7 +167,19 @@ def main(arguments: list[str]) -> int:
     wrong = [path.name for path, text in texts.items() if not path.exists() or path.read_text("utf-8") != text]
     for name in wrong:
         print(f"results/{name} is not what its rows and data files give; run python results/table.py", file=sys.stderr)
-    return int(bool(wrong))
+    typed = [f"{name}: {sentence}" for name, text in read_prose() for sentence in find_typed(text)]
+    for sentence in typed:
+        print(f"{sentence} (a number that no row gives; use a table made from rows, or words)", file=sys.stderr)
+    return int(bool(wrong or typed))
+
+
+def read_prose() -> Iterator[tuple[str, str]]:
+    """Yield the name and the text of every page that may have no measured number of its own."""
+    for path in [claims.HERE.parent / "README.md", *sorted(claims.HERE.glob("*.md"))]:
+        if path.exists() and path not in (claims.HERE / "README.md", *(claims.HERE / name for name in PENDING)):
+            yield f"{path.parent.name}/{path.name}", path.read_text(encoding="utf-8")
+    for package, paper in read_papers().items():
+        yield f"items.json, {package}", paper["gist"]
 
 
 if __name__ == "__main__":

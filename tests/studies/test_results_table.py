@@ -149,3 +149,14 @@ def test_a_table_that_mixes_rows_is_refused(table):
     rows = [*audited("l1-unstructured", 0.5, 0.6, (0,)), *audited("l1-unstructured", 0.7, 0.5, (0,))]
     with pytest.raises(ValueError, match="several rows of one seed"):
         sys.modules["pages"].tabulate_rows(rows, "pruner", "test_accuracy")
+
+
+def test_a_measured_number_in_a_sentence_is_refused(table, folder, capsys):
+    page = folder / "samia.md"
+    rest = "Section 4.1 has it [at .6](README.md) and `tv=.1`. Fig. 3 is like 95 % of them.\n"
+    page.write_text(f"# A of .5\n## Method\nSparsity .6, 3 % of rows.\n\n## B\n{rest}")
+    assert table.main([]) == 0 and table.main(["--check"]) == 0
+    for number in ("an AUC of .62", "by 12 dB", "3.4 points", "8 of 9 cases", "four times as much", "60 %"):
+        page.write_text(f"# A\n## B\nIt has {number} here. {rest}")
+        assert table.main(["--check"]) == 1
+        assert f"samia.md: It has {number} here. (a number that no row gives" in capsys.readouterr().err
