@@ -35,7 +35,7 @@ from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).parents[1]
-HISTORY = {"CHANGELOG.md", "docs/decisions.md", "docs/notebook.md"}  # commands of their time
+HISTORY = {"CHANGELOG.md", "docs/decisions.md", "docs/measurements.md", "docs/notebook.md"}  # commands of their time
 PATTERNS = ("*.md", "docs/**/*.md", "results/*.md", ".github/**/*.md")
 PAGES = [
     str(path.relative_to(ROOT))

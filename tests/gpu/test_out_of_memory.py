@@ -1,7 +1,7 @@
 """Real shortages of a GPU's memory: the work goes on with less at once, and its results are those of a whole GPU.
 
 Each test runs without a limit, measures the memory, and runs again with a part of it. `pytest -rP` shows a line a test,
-in the form of the table in results/hardening.md: the memory of the free run, the limit, the errors raised by torch, and
+in the form of the table in docs/measurements.md: the memory of the free run, the limit, the errors raised by torch, and
 the largest difference of the results.
 """
 
