@@ -145,7 +145,8 @@ def matrix_numbers(method: Method) -> Iterator[str]:
     attacks = method.kind in ("attack", "inversion")
     lines = []
     for row in (row for heatmap in load_matrix() for row in heatmap.rows):
-        parts = {name_of(part) for part in row.name.split("+")}
+        alone = re.sub(r"pruning alone \((.*)\)", r"\1", row.name)
+        parts = {name_of(part) for part in alone.split("+")}
         cells = [row.cells.get(column.key) for column in COLUMNS]
         if attacks:
             cells = [cell if cell and cell.attack and name_of(cell.attack) == method.name else None for cell in cells]
@@ -190,7 +191,8 @@ def kept_numbers(method: Method) -> Iterator[str]:
         kinds = {name for name in ("submodels", "base_pruning") if name in rows[0].extra}
         if method.name not in {name_of(part) for part in setting[place].split("+")}:
             continue
-        if place == 3 and (kinds != {field} if field else kinds):
+        federated = kinds == {"base_pruning"} and method.kind == "pruner" and method.name != "none"
+        if place == 3 and not federated and (kinds != {field} if field else kinds):
             continue
         title, digits = MEASURES[metric]
         values = [row.value for row in rows if row.value is not None]
