@@ -132,8 +132,11 @@ def _summarise_claims(lines: list[Line]) -> Iterator[str]:
     verdicts = {key: verdict_of(same) for key, same in claims.items()}
     for title, words in {"Stands": ("reproduced", "partly"), "Does not": ("not",)}.items():
         keys = [key for key in claims if verdicts[key] in words]
+        shown: dict[str, list[str]] = {}  # figures and tables may have the same claim and rows
+        for item, claim in keys:
+            shown.setdefault(f"{claim}: {_show(claims[item, claim], words)}", []).append(item)
         if keys:
-            bullets = [f"- {item}: {claim}: {_show(claims[item, claim], words)}" for item, claim in keys]
+            bullets = [f"- {join_items(items)}: {text}" for text, items in shown.items()]
             yield "\n".join([f"**{title}** ({len(keys)} of {len(claims)} claims):", "", *bullets])
     for word in ("undecided", NOT_RUN):
         items = Counter(item for item, claim in claims if verdicts[item, claim] == word)
