@@ -7,6 +7,7 @@ A page has a marker above each table, and `<!-- end -->` below it:
     <!-- script NAME.py -->                          what `make_table()` of a script of this folder returns
     <!-- claims PAPER -->                            every claim of a paper (claims.py)
     <!-- sentences NAME | NETWORK -->                what the intervals of an archived matrix allow to say
+    <!-- source NAME -->                             command, commit, machine and load of an archive
 
 NAME is an archive of rows/. COLUMNS are separated by semicolons. One of rows is a metric with the labels that select
 it, such as `auc attack=rmia`; ` = title` names a column otherwise. Means over seeds have Student's 95 % interval; where
@@ -34,8 +35,8 @@ from secateur.runs.archive import Archive, read_archive
 from secateur.runs.rows import Row
 from secateur.studies.table import format_estimate, unit_of
 
-BLOCK = re.compile(r"<!-- (rows|study|script|claims|sentences) ([^>]*?) -->\n.*?<!-- end -->", re.DOTALL)
-MADE = re.compile(r"<!-- (?:rows|study|script|claims|sentences)\b.*?<!-- end -->", re.DOTALL)
+BLOCK = re.compile(r"<!-- (rows|study|script|claims|sentences|source) ([^>]*?) -->\n.*?<!-- end -->", re.DOTALL)
+MADE = re.compile(r"<!-- (?:rows|study|script|claims|sentences|source)\b.*?<!-- end -->", re.DOTALL)
 METHOD = re.compile(r"^## Method\n.*?(?=^## |\Z)", re.DOTALL | re.MULTILINE)
 EXEMPT = re.compile(r"^```.*?^```$|^(?: {4}|#).*?$|`[^`\n]*`|!?\[[^\]]*\]\([^)]*\)", re.DOTALL | re.MULTILINE)
 NAMED = re.compile(r"\b(?:Python|torch|Theorem|Corollary|Section|Eq\.|Eqs\.) [\d.]*\d|\b95 %")
@@ -68,8 +69,13 @@ def _fill(folder: Path, claims: Mapping[str, str], match: re.Match[str]) -> str:
     else:
         file, _, study = name.partition(" ")
         archive = read(folder / "rows" / f"{file}.jsonl.xz")
-        make = {"study": partial(tabulate_study, archive, study), "rows": partial(tabulate_rows, archive.rows)}
-        table = make.get(kind, partial(list_sentences, archive.rows))(*parts)
+        make = {
+            "study": partial(tabulate_study, archive, study),
+            "rows": partial(tabulate_rows, archive.rows),
+            "sentences": partial(list_sentences, archive.rows),
+            "source": partial(describe_source, archive, file),
+        }
+        table = make[kind](*parts)
     return f"<!-- {kind} {text} -->\n{table}\n<!-- end -->"
 
 
@@ -155,6 +161,13 @@ def tabulate_study(archive: Archive, study: str, columns: str, labels: str = "")
 def list_sentences(rows: Sequence[Row], network: str) -> str:
     """Return the sentences that the intervals of a matrix allow on one network."""
     return "\n".join(f"- {text}" for one in build_heatmaps(rows) if one.network == network for text in one.sentences)
+
+
+def describe_source(archive: Archive, file: str) -> str:
+    """Return the command, the commit, the machine and the load behind an archive."""
+    known = {name: str(archive.provenance.get(name, "")) for name in ("command", "commit", "machine", "load")}
+    load = f", load {known['load']}" if known["load"] else ""
+    return f"`{known['command']}` at {known['commit']}, {known['machine']}{load} ([rows](rows/{file}.jsonl.xz))."
 
 
 def _write(column: str, cell: Estimate | str | None) -> str:

@@ -160,3 +160,22 @@ def test_a_measured_number_in_a_sentence_is_refused(table, folder, capsys):
         page.write_text(f"# A\n## B\nIt has {number} here. {rest}")
         assert table.main(["--check"]) == 1
         assert f"samia.md: It has {number} here. (a number that no row gives" in capsys.readouterr().err
+
+
+def test_numbers_of_a_benchmark_become_rows_and_a_table_with_its_source(table, folder):
+    spec = importlib.util.spec_from_file_location("bench_archive", RESULTS.parent / "benchmarks" / "archive.py")
+    bench = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(bench)
+    case = {"model": "mlp", "clients": 10, "limit": "<= 1.05", "seconds": {"plain": 2.0, "fit": 1.5}, "note": "x"}
+    rows = list(bench.make_rows(case))
+    assert [(row.metric, row.value, row.timing) for row in rows] == [
+        ("plain_seconds", 2.0, True),
+        ("fit_seconds", 1.5, True),
+    ]
+    provenance = {"command": "python b.py", "commit": "abc1234", "machine": "a server", "load": "3.0"}
+    write_archive(folder / "rows" / "bench.jsonl.xz", rows, provenance)
+    marker = "<!-- rows bench | model, clients | fit_seconds = ours -->"
+    (folder / "speed.md").write_text(f"{marker}\n<!-- end -->\n<!-- source bench -->\n<!-- end -->\n")
+    text = table.make_pages()[folder / "speed.md"]
+    assert "| mlp | 10 | 1.500 |" in text
+    assert "`python b.py` at abc1234, a server, load 3.0 ([rows](rows/bench.jsonl.xz))." in text
