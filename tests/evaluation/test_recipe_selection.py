@@ -6,10 +6,12 @@ from secateur.evaluation.selection import (
     beats,
     check_measures,
     choose,
+    choose_better,
     explain_limits,
     find_gain,
     list_excesses,
     select_front,
+    tighten_limits,
 )
 from secateur.metrics.membership import Estimate
 
@@ -91,3 +93,19 @@ def test_an_original_is_beaten_only_by_a_whole_interval_beyond_the_limit():
     items = [recipe(0, 0.01, 0.5, 1.0, width=0.01), recipe(1, -0.10, 0.6, 1.0, width=0.02)]
     assert find_gain(items, 0.07).number == 1
     assert find_gain(items, 0.09) is None and find_gain([recipe(2, None, 0.5, 1.0)], 0.0) is None
+
+
+def test_a_reference_stays_unless_another_recipe_is_shown_to_be_better():
+    yours = recipe(0, 0.02, 0.70, 0.5, width=0.02)
+    limits = tighten_limits({"accuracy_drop": 0.03, "latency": 0.9}, yours)
+    assert limits == {"accuracy_drop": 0.02, "auc": 0.70, "bytes": 0.5, "latency": 0.9}
+    near, sure = recipe(1, 0.01, 0.50, 0.5, width=0.02), recipe(2, -0.01, 0.60, 0.2, width=0.02)
+    assert choose_better([yours, near], yours, limits, "high") is yours  # its accuracy is not shown
+    assert choose_better([yours, near], yours, limits, "value") is near
+    assert choose_better([yours, near, sure], yours, limits, "high") is sure
+    larger, lossy, leaky = recipe(3, 0.0, 0.5, 0.6), recipe(4, 0.03, 0.5, 0.5), recipe(5, 0.0, 0.7, 0.5)
+    assert choose_better([yours, larger, lossy, leaky], yours, limits, "value") is yours
+
+
+def test_a_limit_that_is_stricter_than_the_reference_stays():
+    assert tighten_limits({"auc": 0.6}, recipe(0, 0.02, 0.7, 0.5))["auc"] == 0.6

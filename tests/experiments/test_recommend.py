@@ -152,6 +152,36 @@ def test_a_known_recipe_stands_beside_the_recommended_one_on_the_same_rows(run):
     assert result.sentences[-1].startswith("Yours, l1-unstructured 0.5 with basic, at most 1 epochs at 0.001: accuracy")
 
 
+def test_a_recipe_to_beat_stays_or_a_better_one_stands_beside_it(copied):
+    yours = {"pruner": "l1-structured", "sparsity": 0.5}
+    fields = FIELDS | {"beat": [yours, yours], "compare": [], "limits": {"decide": "value"}}
+    result = secateur.recommend(copied, **fields)
+    chosen = {row.metric: row for row in result.rows if row.metric.startswith("search_") and row.extra["recipe"] == 0}
+    assert chosen["search_auc"].extra["rung"] == SHADOWED
+    for name in ("accuracy_drop", "auc", "bytes"):
+        assert result.chosen[name].value <= chosen[f"search_{name}"].value
+    said = " ".join(result.sentences)
+    assert ("It is yours: no other recipe is shown to beat" in said) is (result.settings["sparsity"] == 0.5)
+
+
+def test_a_better_recipe_is_held_against_yours_on_rows_that_chose_nothing():
+    recipes = [SimpleNamespace(title=f"recipe {number}", labels={"extra": {}}) for number in range(3)]
+    results = {0: assess(0, 0.02, 0.7), 1: assess(1, 0.0, 0.6), 2: assess(2, 0.015, 0.5)}
+    added, limits = [], {"accuracy_drop": 0.02, "auc": 0.7}
+    audited = Confirmation([], [], assess(2, 0.03, 0.5).measures, "prune", None, {}, lambda: None)
+    search = SimpleNamespace(config=read(Recommend, None, {}), reference=results[0], recipes=recipes, limits=limits)
+    search.finalists, search.chosen = list(results.values()), (1, recipes[1])
+    search.bench = SimpleNamespace(run=SimpleNamespace(add=added.extend), confirm=lambda recipe: audited)
+    search.measure_rows = lambda used, measures, prefix, **extra: [(used.title, extra)]
+    theirs = assess(0, 0.005, 0.7).measures
+    sentences, bounds = recommend_job.explain_reference(search, assess(1, 0.01, 0.6).measures, [(recipes[0], theirs)])
+    assert bounds == {"accuracy_drop": 0.005, "auc": 0.7}
+    assert "recipe 0, on rows that chose nothing: accuracy drop worse, within, AUC better" in sentences[0]
+    assert "By value recipe 2" in sentences[1] and added == [("recipe 2", {"recipe": 2, "rung": 2, "rule": "value"})]
+    search.reference, search.config = None, read(Recommend, None, {"beat": [{"pruner": "int8", "sparsity": 0.5}]})
+    assert "None of yours to beat holds the limits" in recommend_job.explain_reference(search, {}, [])[0][0]
+
+
 def test_recipes_of_one_generation_are_fine_tuned_together(tmp_path, monkeypatch):
     fits = []
 

@@ -155,6 +155,7 @@ class Training(Fields):
     momentum: Share = field(0.9, "Momentum of sgd.")
     weight_decay: NotNegative = field(5e-4, "Weight decay.")
     patience: Count | None = field(5, "Epochs without improvement before training stops; null: never.")
+    monitor: Literal["loss", "accuracy"] = field("loss", "Measure of the rows for early stopping: loss or accuracy.")
 
     def apply_to(self, recipe: Recipe) -> Recipe:
         """Return the recipe with the fields that the user set."""

@@ -123,6 +123,11 @@ class Recommend(SearchFields, ModelRun):
     max_tpr_at_1: Limit = flag(None, "Limit on the TPR at 1 % FPR, under every attack.")
     max_auc: Limit = flag(None, "Limit on the AUC, under every attack.")
     max_latency: base.Positive | None = flag(None, "Limit on the latency, as a share of the original's.")
+    beat: list[KnownRecipe] = field(
+        list,
+        "Recipes of yours to beat: the best of them within the limits stays, unless another one is shown to be at "
+        "least as accurate and small, and to leak less (decide: value: by values).",
+    )
     compare: list[KnownRecipe] = field(
         list, "Recipes of yours: the search begins with them, and they are audited beside the recommended one."
     )
@@ -136,6 +141,11 @@ class Recommend(SearchFields, ModelRun):
         if self.weights is not None and "train" not in self.model_fields_set:
             raise WrongInput("train", "is missing; shadow models are trained by the recipe of the given weights")
         return self
+
+    @property
+    def known(self) -> list[KnownRecipe]:
+        """The user's recipes, those to beat first."""
+        return [*self.beat, *self.compare]
 
     def to_audit(self, **fields: Any) -> Audit:
         """Return the audit of one recipe, by an attacker that knows it: the shared fields, and `fields`."""

@@ -113,6 +113,26 @@ def choose(items: Sequence[Assessment], limits: Mapping[str, float], shown: Coll
     return min(items, key=lambda item: (*rank(item, limits, shown), item.number))
 
 
+def tighten_limits(limits: Mapping[str, float], reference: Assessment) -> dict[str, float]:
+    """Return limits that only recipes hold which are nowhere worse than a reference, by values."""
+    bounds = {name: reference.value(name) for name in (DROP, AUC, TPR, BYTES) if name in reference.measures}
+    return {**limits, **{name: min(bound, limits.get(name, bound)) for name, bound in bounds.items()}}
+
+
+def choose_better(
+    items: Sequence[Assessment], reference: Assessment, limits: Mapping[str, float], end: str
+) -> Assessment:
+    """Return the least leaking recipe that is better than a reference; the reference itself if none is.
+
+    It holds the limits by values. `end` of the intervals, value or high, of its accuracy drop and of its AUC is no
+    higher than the reference's value: with high a coin's luck on these rows seldom decides.
+    """
+    bounds = {name: reference.value(name) for name in (DROP, AUC)}
+    able = [item for item in items if not list_excesses(item, limits) and not list_excesses(item, bounds, end)]
+    able = [item for item in able if item.value(AUC) < reference.value(AUC)]
+    return choose(able, limits) if able else reference
+
+
 def explain_limits(items: Sequence[Assessment], limits: Mapping[str, float]) -> list[str]:
     """Return sentences on limits that no recipe holds, alone or together; none if one recipe holds them all."""
     if any(not list_excesses(item, limits) for item in items):
@@ -161,6 +181,20 @@ def check_measures(
         else:
             checks.append(Check(subject, name, limit, Outcome.INCONCLUSIVE, evidence, "the limit is in its interval"))
     return checks
+
+
+def compare_values(one: Estimate, other: Estimate) -> str:
+    """Return what a measure is beside another: by values, and beyond the intervals.
+
+    Example:
+        >>> compare_values(Estimate(0.5, 0.4, 0.6), Estimate(0.55, 0.45, 0.65))
+        'no worse'
+        >>> compare_values(Estimate(0.7, 0.6, 0.8), Estimate(0.5, 0.4, 0.55))
+        'worse'
+    """
+    if one.high < other.low:
+        return "better"
+    return "worse" if one.low > other.high else "no worse" if one.value <= other.value else "worse, within"
 
 
 def write_estimate(estimate: Estimate) -> str:

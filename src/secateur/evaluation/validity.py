@@ -146,7 +146,7 @@ def doubt_training(gain: Estimate, recipe: str) -> Validity:
     """Return the doubt about an original that fine-tuning alone makes more accurate."""
     shown = f"{gain.value:.3f} [{gain.low:.3f}, {gain.high:.3f}]"
     problem = f"the original is not trained out: {recipe} is more accurate by {shown}, on the rows that chose"
-    return Validity("original", False, f"{problem}; train it longer (patience and epochs of train)")
+    return Validity("original", False, f"{problem}; train it longer (train: {{patience: 20, monitor: accuracy}})")
 
 
 def count_shadows(rows: Sequence[Row]) -> int:

@@ -27,8 +27,11 @@ from secateur.evaluation.selection import (
     PREFIX,
     Assessment,
     choose,
+    choose_better,
+    list_excesses,
     rank,
     select_front,
+    tighten_limits,
 )
 from secateur.experiments.recipe_space import RecipeSampler, SearchedRecipe, Space
 from secateur.metrics.importance import importance
@@ -215,37 +218,55 @@ class RecipeSearch:
     )  # before the strongest attackers: all under the same ones
 
     def __post_init__(self) -> None:
-        self.limits = select_limits(self.config)
+        self.limits = self.stated = select_limits(self.config)
+        self.end = "high" if self.config.limits.decide == "high" else "value"
         self.shown = list(self.config.limits.by_measure()) if self.config.limits.decide == "high" else []
-        self._start, self._known = time.monotonic(), 0
+        self.reference: Assessment | None = None  # the best recipe to beat, if one holds the limits
+        self._start, self._known, self._rivals = time.monotonic(), 0, 0
         self._ended = self._read_end()
 
     def run(self) -> None:
         """Search until the recipes, the space or the budget are used up; then attack the front by all means."""
         space = self.bench.open_space()
-        sampler = RecipeSampler(space, self.limits, self.config.seed, self.bench.objectives)
         self.bench.train_originals()
+        self._begin()
+        guides = {k: v for k, v in self.limits.items() if k in (*self.stated, *self.bench.objectives)}
+        sampler = RecipeSampler(space, guides, self.config.seed, self.bench.objectives)
+        self._tell_known(sampler)
         most, whole = self.config.most_candidates, math.prod(size for size, _ in space.sizes.values())
         with progress("recipes", most and min(most, whole), unit="recipes") as advance:
-            advance(self._begin(sampler))
+            advance(self._known)
             while (room := self._room()) and (drawn := sampler.draw(min(room, self.config.generation))):
                 self._run_generation(sampler, drawn)
                 advance(len(drawn))
-        self.screened = dict(self.results)
+        self.screened = self.results | self.screened
         finalists = self._promote()
         ended = {"recipes": len(self.recipes), "finalists": finalists}
         self.bench.run.write("search.json", json.dumps({"ended": ended, "settings": self.settings}))
 
-    def _begin(self, sampler: RecipeSampler) -> int:
-        """Measure the user's recipes to their end, so that the choice is among them too; return their number."""
-        self.recipes = list(dict.fromkeys(self.bench.list_known()))
-        numbers = range(len(self.recipes))
-        self._known = len(numbers)
-        self._assess_many(numbers, WHOLE)
-        for number in numbers:
+    def _begin(self) -> None:
+        """Measure the user's recipes to their end, so that the choice is among them too.
+
+        The strongest attackers meet those to beat. The best of them within the limits then sets the limits.
+        """
+        known = self.bench.list_known()
+        self.recipes = list(dict.fromkeys(known))
+        self._known, self._rivals = len(self.recipes), len(set(known[: len(getattr(self.config, "beat", ()))]))
+        self._assess_many(range(self._known), WHOLE)
+        self.screened = dict(self.results)
+        for number in range(self._rivals):
+            self.results[number] = self._assess(number, SHADOWED)
+        rivals = [self.results[number] for number in range(self._rivals) if self.results[number].rung == SHADOWED]
+        best = choose(rivals, self.stated) if rivals else None
+        if best is not None and not list_excesses(best, self.stated):
+            self.reference, self.limits = best, tighten_limits(self.stated, best)
+            self.shown = [DROP] if self.end == "high" else []
+
+    def _tell_known(self, sampler: RecipeSampler) -> None:
+        """Tell the sampler the measures of the user's recipes."""
+        for number in range(self._known):
             if sampler.include(self.recipes[number]):
                 sampler.tell(self.recipes[number], self.results[number])
-        return len(numbers)
 
     def _read_end(self) -> dict[str, int] | None:
         """Return the numbers at which a search with these settings ended; None if it did not."""
@@ -279,9 +300,10 @@ class RecipeSearch:
                 waiting = [item for item in select_front(whole, self.bench.objectives) if item.rung < SHADOWED]
                 if not waiting or (self._ended is None and finalists and self._time_left() < 0):
                     break
-                number = choose(waiting, self.limits, self.shown).number
+                shown = [] if self.reference is not None and finalists % 2 else self.shown  # and the best by value
+                number = choose(waiting, self.limits, shown).number
                 self.results[number] = self._assess(number, SHADOWED)
-                finalists = len(self.finalists)
+                finalists = sum(item.number >= self._rivals for item in self.finalists)
                 advance(1)
         return finalists
 
@@ -337,7 +359,10 @@ class RecipeSearch:
         if not self.finalists:
             reason = next((item.note for item in self.results.values() if item.note), "the space is empty")
             raise WrongInput("defense", f"no recipe could be made ({reason}); search others")
-        number = choose(self.finalists, self.limits, self.shown).number
+        if self.reference is not None:
+            number = choose_better(self.finalists, self.reference, self.limits, self.end).number
+        else:
+            number = choose(self.finalists, self.limits, self.shown).number
         return number, self.recipes[number]
 
     def rows(self) -> list[Row]:

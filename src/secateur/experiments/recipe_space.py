@@ -160,11 +160,12 @@ def build_space(config: Recommend, tabular: bool) -> SearchSpace:
 def list_known(config: Recommend, tabular: bool) -> list[CompressionRecipe]:
     """Return the user's recipes, which are compared with the recommended one."""
     finetune, recipes = config.recipes(tabular)[1], []
-    for known in config.compare:
+    for known in config.known:
         check_together([known.pruner], [known.defense])
         compression = compress_by(known.pruner, known.sparsity, known.defense)
         if compression.pruner is None:
-            raise WrongInput("compare", f"{known.pruner} {known.sparsity:g} is the original itself; remove more")
+            field = "beat" if known in config.beat else "compare"
+            raise WrongInput(field, f"{known.pruner} {known.sparsity:g} is the original itself; remove more")
         schedule = (known.epochs or finetune.epochs, known.learning_rate or finetune.learning_rate)
         recipes.append(CompressionRecipe(compression, *schedule))
     return recipes

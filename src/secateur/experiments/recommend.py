@@ -32,13 +32,17 @@ from secateur.evaluation import limits as holding
 from secateur.evaluation.limits import Check, Outcome
 from secateur.evaluation.membership import write_records
 from secateur.evaluation.selection import (
+    AUC,
     COMPARED,
     DROP,
     NAMES,
     SPENT,
+    TPR,
     Assessment,
     check_measures,
     choose,
+    choose_better,
+    compare_values,
     explain_limits,
     find_gain,
     list_excesses,
@@ -66,6 +70,7 @@ from secateur.experiments.recipe_search import (
     Confirmation,
     RecipeSearch,
     describe_amount,
+    select_limits,
 )
 from secateur.experiments.recipe_space import SearchedRecipe, build_space, list_known
 from secateur.experiments.recipe_spread import opened_spread
@@ -172,7 +177,7 @@ def prepare_models(config: Recommend) -> Preparation:
 def prepare_search(config: Recommend) -> tuple[Recommend, Dataset, torch.device, Validity | None]:
     """Return the configuration with the methods that can run, and the data; refuse before any work what cannot."""
     named = config.model_fields_set
-    check_installed([*config.defense, *(known.defense for known in config.compare)], config.execution)
+    check_installed([*config.defense, *(known.defense for known in config.known)], config.execution)
     check_function(config, config.pruner, config.defense)
     for attack in config.attack:
         check_models(attack, config.shadows)
@@ -199,10 +204,13 @@ def describe_search(config: Recommend) -> list[str]:
         "defenses": config.defense,
     }
     listed = "; ".join(f"{name}: {', '.join(map(str, values))}" for name, values in names.items())
+    keep = f"  keep the best of {len(config.beat)} recipes of yours, unless another one is better beyond the intervals"
+    keep = keep if config.limits.decide == "high" else keep.replace("beyond the intervals", "by values")
     return [
         f"{config.model} on {config.data}, seed {config.seed}",
         f"  search {describe_amount(config)}, on half of the rows ({listed})",
         f"  attack up to {config.finalists} of them with {config.shadows} shadow models",
+        *([keep] if config.beat else []),
         f"  audit the best one on the other half, with {config.shadows} fresh ones and "
         f"{', '.join(map(str, config.attack))}",
     ]
@@ -227,15 +235,19 @@ def answer(search: RecipeSearch, confirmed: Confirmation, out: Path) -> Recommen
     others = {k: v for k, v in limits.by_measure().items() if k not in by_rows}
     checks += check_measures(recipe.title, confirmed.measures, others, limits.decide)
     checks += check_measures(recipe.title, confirmed.measures, search.config.shares)
-    outcome, compared = holding.outcome(checks), compare(search, confirmed)
+    compared = compare(search, confirmed)
+    beaten, bounds = explain_reference(search, confirmed.measures, compared)
+    checks += check_measures(recipe.title, confirmed.measures, bounds, limits.decide)
+    outcome = holding.outcome(checks)
     doubts = [f"{doubt[0].upper()}{doubt[1:]}." for doubt in failures(confirmed.rows, "original")]
-    stated, over = limits.by_measure() | search.config.shares, dict[str, float]()
+    stated, over = limits.by_measure() | search.config.shares | bounds, dict[str, float]()
     if outcome is Outcome.INCONCLUSIVE:
         over = list_excesses(Assessment(number, recipe.title, SHADOWED, confirmed.measures), stated)
     doubts += [f"It is above the limit {stated[k]:g} on {NAMES[k]} by value; intervals do not decide." for k in over]
     sentences = write_sentences(search, chosen, confirmed.measures, outcome is Outcome.ABOVE, doubts)
     if (over or outcome is Outcome.ABOVE) and not list_excesses(chosen, search.limits):
         sentences += name_others(search, compared)
+    sentences += beaten
     sentences += [
         f"Yours, {known.title}: {_list_measures(measures)}, on the same rows." for known, measures in compared
     ]
@@ -254,7 +266,7 @@ def doubt_original(search: RecipeSearch, confirmed: Confirmation) -> Confirmatio
     if not isinstance(search.config, Recommend) or search.config.weights is not None:
         return confirmed
     whole = [item for item in search.results.values() if item.rung >= WHOLE]
-    best = find_gain(whole, max(search.limits[DROP], TOLERANCE))
+    best = find_gain(whole, max(select_limits(search.config)[DROP], TOLERANCE))
     if best is None:
         return confirmed
     value, low, high, _ = best.measures[DROP]
@@ -322,6 +334,38 @@ def name_others(search: RecipeSearch, compared: Sequence[tuple[SearchedRecipe, M
     if sentences:
         sentences.append("Audit such a recipe with another seed, under compare, before you ship it.")
     return sentences
+
+
+def explain_reference(
+    search: RecipeSearch,
+    confirmed: Mapping[str, Estimate],
+    compared: Sequence[tuple[SearchedRecipe, Mapping[str, Estimate]]],
+) -> tuple[list[str], dict[str, float]]:
+    """Return how the recommended recipe stands beside the one to beat, and that one's accuracy drop and AUC.
+
+    Both are measured on the rows that chose nothing. The best recipe by values is audited there too, if intervals
+    do not show it.
+    """
+    reference = search.reference
+    if reference is None:
+        beat = getattr(search.config, "beat", ())
+        return ["None of yours to beat holds the limits, so the limits alone choose."] if beat else [], {}
+    number = search.chosen[0]
+    sentences, bounds = [], dict[str, float]()
+    if number == reference.number:
+        sentences.append(f"It is yours: no other recipe is shown to beat {reference.title}.")
+    else:
+        theirs = next(measures for known, measures in compared if known == search.recipes[reference.number])
+        words = [f"{NAMES[k]} {compare_values(confirmed[k], theirs[k])}" for k in (DROP, AUC, TPR) if k in theirs]
+        sentences.append(f"Beside yours to beat, {reference.title}, on rows that chose nothing: {', '.join(words)}.")
+        bounds = {name: theirs[name].value for name in (DROP, AUC)}
+    other = choose_better(search.finalists, reference, search.limits, "value").number
+    if other not in (number, reference.number):
+        aside = search.recipes[other]
+        measures = search.bench.confirm(aside).measures
+        search.bench.run.add(search.measure_rows(aside, measures, COMPARED, recipe=other, rung=SHADOWED, rule="value"))
+        sentences.append(f"By value {aside.title} beats it: {_list_measures(measures)}, on rows that chose nothing.")
+    return sentences, bounds
 
 
 def _list_measures(measures: Mapping[str, Estimate]) -> str:

@@ -91,7 +91,7 @@ def build_tables(rows: Sequence[Row], figures: Sequence[Labels]) -> dict[str, Re
         )
     }
     if len(compared := read_recipes(rows, COMPARED)) > 1:  # beside the recommended one
-        whose = Column("whose", lambda line: "recommended" if line.labels["recipe"] >= 0 else "yours")
+        whose = Column("whose", _name_owner)
         tables["compared"] = table.build_table("Beside yours", compared, [*named, whose], id="compared", wide=True)
     shares = [row for row in rows if row.metric == IMPORTANCE]
     if shares:
@@ -125,6 +125,13 @@ def _list_measured(lines: Sequence[SummaryLine]) -> list[str]:
 def _find_leak(lines: Sequence[SummaryLine]) -> str:
     """Return the measure of leakage by which recipes are drawn and sorted."""
     return next((name for name in LEAKS if name in _list_measured(lines)), AUC)
+
+
+def _name_owner(line: SummaryLine) -> str:
+    """Return whose a compared recipe is."""
+    if line.labels["recipe"] < 0:
+        return "yours"
+    return "the best by value" if line.labels.get("rule") == "value" else "recommended"
 
 
 def _mark(line: SummaryLine, front: set[int]) -> str:
