@@ -86,7 +86,7 @@ class Deployment:
         self.certify()
         own = {"PATH": f"{BIN}{os.pathsep}{os.environ['PATH']}", "FLWR_HOME": str(folder), "OMP_NUM_THREADS": "1"}
         own |= {"FLWR_TELEMETRY_ENABLED": "0", "FLWR_DISABLE_UPDATE_CHECK": "1", "OMP_WAIT_POLICY": "PASSIVE"}
-        own |= {"FLWR_DISABLE_RUNTIME_DEPENDENCY_INSTALLATION": "1", "FLWR_SUPEREXEC_TASK_POLL_INTERVAL": "0.1"}
+        own |= {"FLWR_DISABLE_RUNTIME_DEPENDENCY_INSTALLATION": "1", "FLWR_SUPEREXEC_TASK_POLL_INTERVAL": "0.5"}
         self.environment = os.environ | own
 
     def certify(self):
