@@ -61,7 +61,7 @@ def test_many_rounds_outlive_their_faults(tmp_path):
     with Deployment(tmp_path) as flower:
         flower.superlink()
         flower.superexec()
-        flower.nodes(NODES, 0.1)
+        flower.nodes(NODES, 0.2)
         settings = SETTINGS | {"out": str(page.parent), "deadline": DEADLINE, "patience": 300.0}
         flower.run(APP, **settings, stage=str(tmp_path), lies=LIES)
         begun = time.monotonic()
