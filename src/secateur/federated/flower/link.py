@@ -218,7 +218,9 @@ def inline(content: RecordDict) -> RecordDict:
     records = {name: record for name, record in content.array_records.items() if _is_wire(record)}
     if not records or sum(map(size_of, records.values())) > SMALL:
         return content
-    data = {f"{name}/{key}": array.data for name, record in records.items() for key, array in record.items()}
+    data: dict[str, Any] = {}
+    for name, record in records.items():
+        data |= {f"{name}/{key}": array.data for key, array in record.items()}
     return RecordDict({**{name: content[name] for name in content if name not in records}, INLINE: ConfigRecord(data)})
 
 
