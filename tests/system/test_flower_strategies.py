@@ -7,7 +7,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from deploying import TREE, Deployment
+from deploying import Deployment
 
 pytestmark = pytest.mark.system
 
@@ -40,7 +40,7 @@ def test_deployed_with_keys_of_the_nodes(tmp_path):
         flower.superlink()
         flower.superexec()
         for place, name in enumerate(("first", "second")):
-            flower.supernode(name, place, program=TREE, also=f'secateur-key="{tmp_path / name}"')
+            flower.supernode(name, place, also=f'secateur-key="{tmp_path / name}"')
         config = {"rounds": 1, "model": "pruned", "secateur_defense": "dgp", "keys": str(tmp_path / "first.pub")}
         (run,) = set(re.findall(r"\d{15,}", flower.run(APP, **config)))
         ended = rf"Finished task \d+ of run {run}"
