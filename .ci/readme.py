@@ -70,6 +70,8 @@ ELSEWHERE = {  # "page: line" by a pattern; the file that runs it, and words of 
     r"python -m secateur\.federated\.flower\.nodes": ("tests/system/deploying.py", "secateur.federated.flower.nodes"),
     r"python examples/flower-strategies/simulate\.py": ("tests/system/test_flower_strategies.py", '"simulate.py"'),
     r"python: .*secateur\.federated\.flare": ("tests/system/flare_app/run.py", "UploadFilter"),
+    r"secateur audit-app path/to/app --defense none,dgp": ("tests/system/test_app_audit.py", '"--defense none,dgp"'),
+    r"secateur audit-app path/to/app --run-config": ("tests/system/test_app_audit.py", '"--run-config"'),
     r"secateur reproduce mapp-table5$": ("tests/system/test_studies.py", '"--scale", "tiny"'),
 }
 NOT_RUN = {  # and those that nothing runs, with the reason; their options are checked all the same
@@ -120,14 +122,20 @@ QUICK = {  # options that make a line quick; the first pattern that fits is used
     r"secateur federate --attack rob": "--rounds 2 --clients 4 --per-round 4 --set examples=400",  # has no iterations
     r"secateur federate .*--submodels": "--rounds 2 --set examples=400",
     r"secateur federate": "--rounds 2 --clients 4 --per-round 4 --iterations 2 --set examples=400",
-    r"secateur": "--dry-run",  # recommend, audit-app: tests/system runs them
+    r"secateur recommend .*--updates": "--defense none,dgp --candidates 2 --finalists 1 --targets 1 --iterations 2",
+    r"secateur recommend": f"{TRAINING} --shadows 1 --set examples=300 --attack conf --pruner l1-unstructured "
+    "--sparsity .9 --defense basic --candidates 2 --finalists 1",
+    r"secateur audit-app .*--dry-run": "",
+    r"secateur audit-app \S+quickstart": "--clients 2 --attack-clients 1 --run-config rounds=1",
+    r"secateur audit-app": "--clients 2 --attack-clients 1 --iterations 2 "
+    "--run-config 'num-server-rounds=2 examples=2'",
     r"python": "--iterations 20",
 }
 WHOLE = "whole"  # the folder of a section that brings all that it needs
 DECIDED = (0, 1, 3)  # exit codes where limits decide: a tiny run may leak, or show nothing
 TINY = f"{TRAINING} --shadows 1 --pruner l1-unstructured --attack conf"
 IN_RUN_FILE = {"my_package.models:small_net": "my_models:net", "images.npz": "own.npz"}
-IN_LINES = {"path/to/app": str(ROOT / "tests" / "system" / "adam_app"), "--attack-clients 8": "--attack-clients 4"}
+IN_LINES = {"path/to/app": str(ROOT / "tests" / "system" / "adam_app"), "--attack-clients 8": "--attack-clients 1"}
 IN_LINES |= {"big.onnx": "net.onnx", "NAME": "lira", "RUN ": "runs/mine "}
 IN_PYTHON = {", ...]": "]", '"paper"': "[0.1]", "iterations=500": "iterations=5"}
 IN_PYTHON |= dict.fromkeys(("(1, 28, 28)", "(3, 32, 32)"), "(1, 8, 8)")  # of the presumed network
@@ -411,7 +419,8 @@ def run(example: Example, folder: Path) -> str | None:
     done = execute(example.command, folder)
     remarks = [f"with {', '.join(example.remarks)}"] if example.remarks else []
     if example.missing is None:
-        passed = done.returncode in (DECIDED if re.match(r"secateur (gate|audit \S+\.yaml)", example.text) else (0,))
+        decides = re.match(r"secateur (gate|recommend|audit \S+\.yaml)", example.text)
+        passed = done.returncode in (DECIDED if decides else (0,))
     else:
         package, extra = example.missing
         sentence = f"{package}: is not installed; install it with: {install_command(extra)}"

@@ -106,6 +106,7 @@ def test_every_command_and_python_block_is_run_or_says_why_not():
     assert {file for file, _ in RUNNER.ELSEWHERE.values()} | set(RUNNER.NOT_RUN.values()) == runners.keys() - {
         RUNNER.HERE
     }
+    assert not any("--dry-run" in flags for flags in RUNNER.QUICK.values())  # only a line that says so itself is a plan
     for file, words in RUNNER.ELSEWHERE.values():
         assert words in read(file), file
     with pytest.raises(SystemExit, match="no rule for the line: curl"):

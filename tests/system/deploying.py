@@ -86,7 +86,7 @@ class Deployment:
         self.certify()
         own = {"PATH": f"{BIN}{os.pathsep}{os.environ['PATH']}", "FLWR_HOME": str(folder), "OMP_NUM_THREADS": "1"}
         own |= {"FLWR_TELEMETRY_ENABLED": "0", "FLWR_DISABLE_UPDATE_CHECK": "1", "OMP_WAIT_POLICY": "PASSIVE"}
-        own |= {"FLWR_DISABLE_RUNTIME_DEPENDENCY_INSTALLATION": "1", "FLWR_SUPEREXEC_TASK_POLL_INTERVAL": "0.1"}
+        own |= {"FLWR_DISABLE_RUNTIME_DEPENDENCY_INSTALLATION": "1", "FLWR_SUPEREXEC_TASK_POLL_INTERVAL": "0.5"}
         self.environment = os.environ | own
 
     def certify(self):
@@ -137,11 +137,14 @@ class Deployment:
         address = ["--runtime-api-address", f"{HOST}:{self.port}", "--root-certificates", self.folder / "ca.crt"]
         self.start("superexec", "flower-superexec", *address)
 
-    def supernode(self, name, partition, *, registered=True, also=""):
+    def supernode(self, name, partition, *, registered=True, also="", program=("flower-supernode",)):
         make_key(self.folder, name)
         if registered:
             self.flwr("supernode", "register", self.folder / f"{name}.pub", "loop")
-        self.node(name, partition, also)
+        command = [*program, "--superlink", f"{HOST}:{self.port}", "--root-certificates", self.folder / "ca.crt"]
+        command += ["--auth-supernode-private-key", self.folder / name]
+        command += [] if program == TREE else ["--port", free_port()]
+        self.start(name, *command, "--node-config", f"partition-id={partition} {also}".strip())
 
     def nodes(self, count, pause):
         """Many supernodes in one tree of processes, all registered."""
@@ -153,12 +156,6 @@ class Deployment:
         command += ["--superlink", f"{HOST}:{self.port}", "--root-certificates", self.folder / "ca.crt"]
         command += ["--auth-supernode-private-key", self.folder / "node{n}"]
         self.start("nodes", *command, "--node-config", "partition-id={n}")
-
-    def node(self, name, partition, also=""):
-        command = ["flower-supernode", "--superlink", f"{HOST}:{self.port}", "--port", free_port()]
-        command += ["--root-certificates", self.folder / "ca.crt"]
-        command += ["--auth-supernode-private-key", self.folder / name]
-        self.start(name, *command, "--node-config", f"partition-id={partition} {also}".strip())
 
     def flwr(self, *arguments):
         return self.check("flwr", *arguments)
@@ -196,6 +193,7 @@ class Deployment:
 # `flwr supernode register` for many keys in one process, which imports once
 REGISTER = "import sys; from flwr.cli.app import app\nfor key in sys.argv[1:]:\n"
 REGISTER += "    app(['supernode', 'register', key, 'loop'], standalone_mode=False)"
+TREE = ("python", "-m", "secateur.federated.flower.nodes", 1, "--pause", 0.3)  # a node that imports torch once
 TLS = {"ca-certfile": "ca.crt", "certfile": "server.pem", "keyfile": "server.key"}
 LOGS = ("superlink", "superexec", "first", "second", "hospital-0", "hospital-1", "nodes")
 

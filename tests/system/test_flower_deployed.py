@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from deploying import Deployment
+from deploying import TREE, Deployment
 
 from secateur.cli import main
 from secateur.config import Federate, read
@@ -72,7 +72,7 @@ def test_deployed(tmp_path):
         flower.superlink()
         flower.superexec()
         for place, name in enumerate(("first", "second")):
-            flower.supernode(name, place)
+            flower.supernode(name, place, program=TREE)
         flower.supernode("stranger", 1, registered=False)
         settings = SETTINGS | {"rounds": ROUNDS, "out": str(page.parent), "deadline": 180.0, "patience": 120.0}
         settings |= {"attack": "ig", "iterations": 10}

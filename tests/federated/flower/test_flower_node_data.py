@@ -10,6 +10,7 @@ import pytest
 import talking
 import torch
 from flwr.app import ConfigRecord, Error, Message, RecordDict
+from flwr.supercore.inflatable.inflatable_object import get_all_nested_objects
 from near import Near
 
 from alone import pictures
@@ -30,7 +31,7 @@ from secateur.federated.flower.client import (
     read_description,
 )
 from secateur.federated.flower.federation import FlowerFederation
-from secateur.federated.flower.link import HELLO, MOST, Link
+from secateur.federated.flower.link import HELLO, INLINE, MOST, SMALL, Link, inline, pack, restore
 from tiny_rules import ROWS, federation, run
 
 SIZES = [4, 6, 8, 10, 12]
@@ -156,14 +157,16 @@ class Nodes(Near):
 
     def __init__(self, configs):
         super().__init__(None, len(configs))
-        self.app = client_app()
+        self.app, self.objects = client_app(), []
         for node, config in zip(self.nodes, configs, strict=True):
             self.homes[node].node_config.clear()
             self.homes[node].node_config.update(config)
 
     def _reply(self, message):
         with torch.enable_grad():
-            return self.app(message, self.homes[message.metadata.dst_node_id])
+            reply = self.app(message, self.homes[message.metadata.dst_node_id])
+        self.objects += [len(get_all_nested_objects(each)) for each in (message, reply)]
+        return reply
 
 
 def npz(path, data, rows):
@@ -187,6 +190,25 @@ def test_nodes_of_the_app_bring_their_own(tmp_path):
     assert {row.extra["client"]: row.value for row in rows if row.metric == "own_examples"} == {0: 30, 2: 50}
     assert not [row for row in rows if row.metric == "lost_clients"]
     assert all(row.value < 2.5 for row in rows if row.metric == "test_loss")
+
+
+def test_deployed_nodes_get_the_same_messages_in_fewer_objects(tmp_path, monkeypatch):
+    monkeypatch.setattr("secateur.federated.flower.link.shorten_pulls", lambda limit: None)  # of a whole process
+    config, results = read(Federate, None, SETTINGS | {"rounds": 1, "defense": "dgp+error-feedback"}), {}
+    for deployed in (False, True):
+        grid = Nodes([{"partition-id": number} for number in range(3)])
+        rows = run_federate(config, tmp_path / str(deployed), Link(grid, 60, patience=1, deployed=deployed))
+        kept = {row.metric: row.value for row in rows if row.metric in ("test_loss", "bytes_up", "bytes_down")}
+        results[deployed] = kept, max(grid.objects)
+    assert results[True][0] == results[False][0] and "test_loss" in results[True][0]
+    assert results[True][1] == 4 and results[False][1] >= 6  # each is a request to the superlink, on either side
+
+
+def test_a_large_message_keeps_its_arrays_and_a_forged_one_is_read_as_far_as_it_goes():
+    large = RecordDict({"update": pack(values=bytes(SMALL + 1))})
+    assert inline(large) is large and restore(large) is large
+    forged = restore(RecordDict({INLINE: ConfigRecord({"update/values": b"1", "": b"2", "update/sent": 3})}))
+    assert list(forged.array_records["update"]) == ["values"] and not forged.config_records
 
 
 @pytest.mark.parametrize("over", [{}, {"submodels": "mapp-fl", "model": "mapp-cnn-8", "local_steps": None}])

@@ -157,11 +157,14 @@ def client_app(mods: list[Mod] | None = None, trusted: bool = False) -> ClientAp
 
     @app.train()
     def turn(message: Message, context: Context) -> Message:
+        from secateur.federated.flower.link import INLINE, inline, restore
+
         request = message.content.config_records["turn"]
         machine = {names[name]: value for name, value in context.node_config.items() if name in names}
         settings = json.dumps(machine, sort_keys=True)
         clients = clients_of(str(request["task"]), settings, str(request.get("said", "{}")), trusted)
-        return Message(clients.answer(message.content, context.state), reply_to=message)
+        answer = clients.answer(restore(message.content), context.state)
+        return Message(inline(answer) if INLINE in message.content else answer, reply_to=message)
 
     return app
 

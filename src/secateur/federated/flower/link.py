@@ -14,6 +14,7 @@ import torch
 from flwr.app import Array, ArrayRecord, ConfigRecord, Message, RecordDict
 from flwr.common.constant import ErrorCode
 from flwr.serverapp import Grid
+from flwr.supercore.inflatable import inflatable_utils
 from torch import Tensor
 
 from secateur.errors import WrongInput, printable
@@ -24,11 +25,17 @@ from secateur.wire import decode_mask
 log = logging.getLogger(__name__)
 
 FEW = 4  # answers that are fetched and held at a time
-PAUSE = 0.2  # seconds between two polls
+PAUSE = 0.2  # seconds between two polls, at most
+SOON = 0.03  # seconds between the first polls
+SHARE = 0.1  # of the time since the question, between two later polls
+BACKOFF = 0.05  # seconds before a part of a message is asked for again, doubled each time
+TRIES = 3  # pushes of a message
 MOST = 1 << 32  # examples that a client may report
 HELLO = "query"  # the type of the message that asks a node which client it is
 SLACK = 1 << 16  # bytes of tables and positions that an update may have beyond its values
 MASK = "secateur-mask"  # of a message's configuration: the server's mask as bytes
+INLINE = "secateur-wire"  # the record of a small message's bytes
+SMALL = 1 << 20  # bytes of such a message, at most
 WIRE = "secateur"  # the serialisation type of an array whose bytes are a message of secateur/wire
 
 
@@ -49,6 +56,8 @@ class Link:
         self.examples: dict[int, int] = {}  # of clients with data of their own
         self._met: set[int] = set()
         self._waited = False
+        if deployed:
+            shorten_pulls(deadline)
 
     def greet_nodes(self) -> None:
         """Greet new nodes; before the first round wait until all are online, at most `patience` seconds."""
@@ -103,14 +112,14 @@ class Link:
     def _ask(self, kind: str, asked: Iterable[tuple[int, int, RecordDict]]) -> Iterator[tuple[int, RecordDict | Fault]]:
         waiting: dict[str, int] = {}
         for key, node, content in asked:  # one by one: Flower then stores content that messages share only once
-            message = Message(content, node, kind, ttl=self.deadline + 60)
-            pushed = [ident for ident in self.grid.push_messages([message]) if ident]
+            content = inline(content) if self.deployed else content
+            pushed = self._push(Message(content, node, kind, ttl=self.deadline + 60))
             if pushed:
                 waiting[pushed[0]] = key
             else:
                 yield key, "absent"
-        end = time.monotonic() + self.deadline
-        while waiting and time.monotonic() < end:
+        begun = time.monotonic()
+        while waiting and time.monotonic() < begun + self.deadline:
             if self.stopped:
                 raise KeyboardInterrupt
             before, idents = len(waiting), list(waiting)
@@ -119,15 +128,42 @@ class Link:
                     key = waiting.pop(reply.metadata.reply_to_message_id)
                     yield key, self._content(reply)
             if len(waiting) == before:
-                time.sleep(PAUSE)
+                time.sleep(min(PAUSE, max(SOON, SHARE * (time.monotonic() - begun))))
         for key in waiting.values():
             yield key, "late"
 
+    def _push(self, message: Message) -> list[str]:
+        """Push a message, and return its identifier; none if Flower refuses it.
+
+        A restarted superlink refuses a part that it had stored before. The same message again brings the missing parts.
+        """
+        for _ in range(TRIES):
+            try:
+                return [ident for ident in self.grid.push_messages([message]) if ident]
+            except inflatable_utils.ObjectPushError as error:
+                log.warning("pushing a message again: %s", error)
+        return []
+
     def _content(self, reply: Message) -> RecordDict | Fault:
         if not reply.has_error():
-            return reply.content
+            return restore(reply.content)
         log.warning("ignoring the answer of a client: it failed (%s)", printable(reply.error.reason)[:300])
         return "absent" if reply.error.code == ErrorCode.NODE_UNAVAILABLE else "error"
+
+
+def shorten_pulls(limit: float | None = None) -> None:
+    """Let this process ask soon again for parts of a message that the sender is still pushing.
+
+    Flower shows a message before its parts, waits a second for a part that is missing, and two hours in all. It has no
+    setting for either.
+
+    Args:
+        limit: Seconds after which a message whose parts do not come is an error; None leaves Flower's.
+    """
+    for pull in (inflatable_utils.pull_objects, inflatable_utils.pull_and_inflate_object_from_tree):
+        usual = pull.__kwdefaults__ or {}
+        new = {"initial_backoff": BACKOFF} | ({} if limit is None else {"max_time": limit})
+        usual.update({name: value for name, value in new.items() if name in usual})
 
 
 def _parse_greeting(answer: RecordDict) -> tuple[int, int] | None:
@@ -172,6 +208,37 @@ def unpack(record: ArrayRecord) -> dict[str, bytes]:
     if wrong := [name for name, array in record.items() if array.stype != WIRE]:
         raise WrongInput("message", f"{wrong[0]} is not in the wire format of secateur")
     return {name: array.data for name, array in record.items()}
+
+
+def inline(content: RecordDict) -> RecordDict:
+    """Return a message's content with its arrays of the wire format as bytes of one configuration, if they are small.
+
+    Flower makes three objects of an array and its record, and a request of each on every step of the way.
+    """
+    records = {name: record for name, record in content.array_records.items() if _is_wire(record)}
+    if not records or sum(map(size_of, records.values())) > SMALL:
+        return content
+    data: dict[str, Any] = {}
+    for name, record in records.items():
+        data |= {f"{name}/{key}": array.data for key, array in record.items()}
+    return RecordDict({**{name: content[name] for name in content if name not in records}, INLINE: ConfigRecord(data)})
+
+
+def restore(content: RecordDict) -> RecordDict:
+    """Return the content that `inline` was given; anything else in its record is left out."""
+    if INLINE not in content.config_records:
+        return content
+    records: dict[str, dict[str, bytes]] = {}
+    for name, data in content.config_records[INLINE].items():
+        record, _, key = name.partition("/")
+        if isinstance(data, bytes):
+            records.setdefault(record, {})[key] = data
+    others = {name: content[name] for name in content if name != INLINE}
+    return RecordDict({**others, **{name: pack(**messages) for name, messages in records.items()}})
+
+
+def _is_wire(record: ArrayRecord) -> bool:
+    return bool(record) and all(array.stype == WIRE for array in record.values())
 
 
 def size_of(record: ArrayRecord) -> int:

@@ -13,8 +13,10 @@ from __future__ import annotations
 
 import argparse
 import os
+import select
 import signal
 import socket
+import struct
 import sys
 import time
 from collections.abc import Callable, Sequence
@@ -33,11 +35,15 @@ from flwr.supernode.runtime.run_clientapp import run_clientapp
 
 from secateur.config import Federate, read
 from secateur.federated.build import load_data
+from secateur.federated.flower.link import shorten_pulls
 
 HOST = "127.0.0.1"
 AGAIN = 2.0  # seconds before a node that ended is started again, times the starts in a row that failed
 TRIES = 12  # such starts, then it is left out
 LASTED = 60.0  # seconds of a start that did not fail
+IDLE = 1.0  # a supernode that sleeps longer has no message
+LOOK = 0.02  # seconds between two looks for a client's answer, inside of the supernode's process
+SWEEP = 1.0  # seconds between two questions to supernodes that announce nothing
 
 
 def preload() -> None:
@@ -65,10 +71,16 @@ class Node:
         self.failed = 0  # starts in a row that ended soon
         self._client: RuntimeHttpClient | None = None
 
-    def start(self) -> None:
-        """Fork the supernode."""
+    def start(self, pause: float, sink: int) -> None:
+        """Fork the supernode; it asks every `pause` seconds, and writes its number to `sink` if it has a message."""
+
+        def run() -> None:
+            shorten_pulls()
+            shorten_pauses(pause, lambda: write_number(sink, self.number))
+            flower_supernode()
+
         self.started = time.monotonic()
-        self.pid = fork(lambda: flower_supernode(), ["flower-supernode", *self.arguments])
+        self.pid = fork(run, ["flower-supernode", *self.arguments])
         print(f"node {self.number} is process {self.pid}", flush=True)
 
     def note_end(self) -> bool:
@@ -96,9 +108,12 @@ class Node:
         if not answer.HasField("task") or not answer.token:
             return None
         parent = os.getpid()
-        return fork(
-            lambda: run_clientapp(self.address, answer.token, insecure=True, parent_pid=parent), ["flwr-clientapp"]
-        )
+
+        def run() -> None:
+            shorten_pulls()
+            run_clientapp(self.address, answer.token, insecure=True, parent_pid=parent)
+
+        return fork(run, ["flwr-clientapp"])
 
 
 def fork(function: Callable[[], Any], arguments: list[str]) -> int:
@@ -121,11 +136,22 @@ def fork(function: Callable[[], Any], arguments: list[str]) -> int:
         os._exit(code)
 
 
-def shorten_pauses(pause: float) -> None:
-    """Let supernodes ask for messages every `pause` seconds; Flower's pause between two questions is 3 seconds."""
+def shorten_pauses(pause: float, announce: Callable[[], None]) -> None:
+    """Let supernodes ask for messages every `pause` seconds, and call `announce` while one waits for its client.
+
+    Flower sleeps 3 seconds between two questions, and .5 between two looks for the client's answer.
+    """
+    last = 0.0
 
     def sleep(seconds: float) -> None:
-        time.sleep(min(seconds, pause))
+        nonlocal last
+        if seconds > IDLE:
+            time.sleep(min(seconds, pause))
+            return
+        if time.monotonic() - last > pause:
+            last = time.monotonic()
+            announce()
+        time.sleep(min(seconds, LOOK))
 
     others = {name: value for name, value in vars(time).items() if name != "sleep"}
     start_client_internal.time = SimpleNamespace(**others, sleep=sleep)  # type: ignore[attr-defined, assignment]
@@ -133,24 +159,40 @@ def shorten_pauses(pause: float) -> None:
 
 def serve(nodes: Sequence[Node], pause: float) -> None:
     """Start the nodes and work on their messages, until no node is left."""
+    source, sink = os.pipe()  # a node that has a message writes its number
     for node in nodes:
-        node.start()
+        node.start(pause, sink)
     alive = {node.pid: node for node in nodes}
     gone: list[Node] = []
+    swept = 0.0
     while alive or gone:
-        begun = time.monotonic()
+        announced = read_numbers(source, pause)
+        if sweep := time.monotonic() - swept > max(pause, SWEEP):
+            swept = time.monotonic()
         for node in list(alive.values()):
-            node.work()
+            if sweep or node.number in announced:
+                node.work()
         for node in [node for node in gone if node.is_due]:
             gone.remove(node)
-            node.start()
+            node.start(pause, sink)
             alive[node.pid] = node
         while (ended := _reap()) is not None:
             pid, status = ended
             if (node_of := alive.pop(pid, None)) is not None:
                 print(f"node {node_of.number} ended ({os.waitstatus_to_exitcode(status)})", flush=True)
                 gone += [node_of] if node_of.note_end() else []
-        time.sleep(max(0.0, pause - (time.monotonic() - begun)))
+
+
+def write_number(sink: int, number: int) -> None:
+    """Write a node's number into the pipe."""
+    os.write(sink, struct.pack("=I", number))
+
+
+def read_numbers(source: int, pause: float) -> set[int]:
+    """Return the numbers that nodes wrote into the pipe; wait for one, at most `pause` seconds."""
+    if not select.select([source], [], [], pause)[0]:
+        return set()
+    return {number for (number,) in struct.iter_unpack("=I", os.read(source, 4096))}
 
 
 def _reap() -> tuple[int, int] | None:
@@ -170,7 +212,6 @@ def main(arguments: Sequence[str] | None = None) -> None:
     known, options = parser.parse_known_args(arguments)
     preload()
     nodes = [Node(number, options) for number in range(known.nodes)]
-    shorten_pauses(known.pause)
 
     def end(number: int, _: FrameType | None) -> NoReturn:
         for node in nodes:

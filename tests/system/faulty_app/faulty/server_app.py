@@ -6,7 +6,6 @@ from pathlib import Path
 from flwr.serverapp import ServerApp
 
 from secateur.federated.flower import app as apps
-from secateur.federated.flower import link
 from secateur.federated.flower.link import Link
 
 app = ServerApp()
@@ -14,10 +13,7 @@ app = ServerApp()
 
 @app.main()
 def main(grid, context):
-    stage, held = (context.run_config.pop(name) for name in ("stage", "held"))
-    context.run_config.pop("stuck")
-    if context.run_config.pop("lies"):
-        link.PAUSE = 0.02  # of a soak of many rounds
+    stage, held, *_ = [context.run_config.pop(name) for name in ("stage", "held", "stuck", "lies")]
     rounds, plain = iter(range(1, 1000)), Link.greet_nodes
 
     def meet(self):
