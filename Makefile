@@ -10,7 +10,7 @@ export OMP_WAIT_POLICY := PASSIVE
 # Compiled modules are kept: every process of a test would compile the package again.
 export PYTHONDONTWRITEBYTECODE :=
 
-.PHONY: demo test test-system check format bench site clean help
+.PHONY: demo test test-system check format bench site image clean help
 
 help:  ## show the targets
 	@grep -E '^[a-z-]+:.*##' Makefile | sed -E 's/:.*## /\t/' | expand -t 16
@@ -56,6 +56,9 @@ bench: .venv/dev  ## print ratios against plain references, measured in one run
 
 site: .venv/dev  ## build the site of docs/ into site/, without the network
 	$(BIN)/python docs/site.py
+
+image:  ## build the image of the Dockerfile and try it (BUILDER=docker, podman or buildah)
+	.ci/image $(or $(BUILDER),docker)
 
 clean:  ## remove the environment and the caches
 	rm -rf .venv .pytest_cache .mypy_cache .ruff_cache .hypothesis

@@ -8,7 +8,7 @@ the largest difference from the scores of the peer too. Gamma, a and the tempera
 
     python benchmarks/peers_membership.py [--data digits|location] [--seeds N] [--folder F] [--json FILE]
 
-The peers are cloned into the folder, at their commits, with the packages that they need.
+The peers are cloned into the folder, at their commits, with the packages that the development environment lacks.
 """
 
 from __future__ import annotations
@@ -39,23 +39,11 @@ from secateur.interfaces import Batch, BlackBox, Candidates, InOut
 from secateur.metrics.membership import auc, roc, tpr_at_fpr
 
 REPOSITORIES = {
-    "leakpro": ("https://github.com/aidotse/LeakPro", "c47752fad0fb48cba7d4d03023cdcedf267501c4"),
-    "privacy_meter": (
-        "https://github.com/privacytrustlab/ml_privacy_meter",
-        "e384af8fd9319b8eeb1303aa82474df1441e3c59",
-    ),
+    "leakpro": ("aidotse/LeakPro", "c47752fad0fb48cba7d4d03023cdcedf267501c4"),
+    "privacy_meter": ("privacytrustlab/ml_privacy_meter", "e384af8fd9319b8eeb1303aa82474df1441e3c59"),
 }
 PACKAGES = ("dotmap", "seaborn", "matplotlib", "contourpy", "cycler", "fonttools", "kiwisolver", "pyparsing", "ts2vec")
-PACKAGES += (
-    "umap-learn",
-    "pynndescent",
-    "numba",
-    "llvmlite",
-    "torchvision==0.28.0",
-    "scikit-learn",
-    "joblib",
-    "optuna",
-)
+PACKAGES += ("umap-learn", "pynndescent", "numba", "llvmlite", "torchvision==0.28.0")
 FOLDER = Path(__file__).parent.parent / "build" / "membership-peers"
 SHADOWS, EPOCHS, BATCH = 8, 40, 64
 LEAKPRO = [  # its own a is 0.33, and its own population half of the rows

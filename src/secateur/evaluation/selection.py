@@ -125,7 +125,7 @@ def choose_better(
     """Return the least leaking recipe that is better than a reference; the reference itself if none is.
 
     It holds the limits by values. `end` of the intervals, value or high, of its accuracy drop and of its AUC is no
-    higher than the reference's value: with high a coin's luck on these rows seldom decides.
+    higher than the reference's value. With high, chance seldom makes a recipe look better than the reference.
     """
     bounds = {name: reference.value(name) for name in (DROP, AUC)}
     able = [item for item in items if not list_excesses(item, limits) and not list_excesses(item, bounds, end)]

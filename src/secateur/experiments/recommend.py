@@ -240,7 +240,8 @@ def answer(search: RecipeSearch, confirmed: Confirmation, out: Path) -> Recommen
     checks += check_measures(recipe.title, confirmed.measures, bounds, limits.decide)
     outcome = holding.outcome(checks)
     doubts = [f"{doubt[0].upper()}{doubt[1:]}." for doubt in failures(confirmed.rows, "original")]
-    stated, over = limits.by_measure() | search.config.shares | bounds, dict[str, float]()
+    stated, over = limits.by_measure() | search.config.shares, dict[str, float]()
+    stated |= {name: min(bound, stated.get(name, bound)) for name, bound in bounds.items()}
     if outcome is Outcome.INCONCLUSIVE:
         over = list_excesses(Assessment(number, recipe.title, SHADOWED, confirmed.measures), stated)
     doubts += [f"It is above the limit {stated[k]:g} on {NAMES[k]} by value; intervals do not decide." for k in over]
