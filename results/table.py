@@ -38,7 +38,7 @@ from claims import (
 from pages import fill_pages, find_typed, grid, read
 
 MEMBERS = ("final-rmia", "final-lira", "updates")  # columns of the matrix
-PENDING = ("recommend.md", "federations.md")  # pages whose sentences still have typed numbers
+PENDING = ("recommend.md",)  # pages whose sentences still have typed numbers
 
 
 def make_summary(papers: Mapping[str, Any], lines: Mapping[str, list[Line]]) -> str:
