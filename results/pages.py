@@ -151,7 +151,7 @@ def tabulate_study(archive: Archive, study: str, columns: str, labels: str = "")
             cells: dict[str, Any] = line.labels | line.cells | {"paper": line.paper, "mark": line.mark}
             texts = [_write(name, cells.get(name)) for name in names]
             shown = all((cells | {"part": line.part}).get(name) == text for name, text in wanted.items())
-            if shown and any(texts[1:]):
+            if shown and texts[0] and any(texts[1:]):
                 body.append(texts)
     if absent := [name for place, name in enumerate(names) if not any(texts[place] for texts in body)]:
         raise ValueError(f"{study} has no such columns: {', '.join(absent)}")

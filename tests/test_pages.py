@@ -18,7 +18,7 @@ import yaml
 from secateur.catalogue import methods
 from secateur.cli.commands import app
 from secateur.cli.options import RunCommand, read_settings
-from secateur.config import Audit, Sweep
+from secateur.config import Audit, Recommend, Sweep
 from secateur.config.base import PolicyFile
 from secateur.report.method_sheet import describe_method
 
@@ -125,7 +125,12 @@ def test_scripts_and_targets_that_pages_name_are_there_with_their_options():
 
 
 def test_run_files_and_policies_of_the_pages_are_valid():
-    schemas = {"docs/howto/gate.md": PolicyFile, "docs/howto/runs.md": Audit, "docs/sweep.md": Sweep}
+    schemas = {
+        "docs/howto/gate.md": PolicyFile,
+        "docs/howto/runs.md": Audit,
+        "docs/sweep.md": Sweep,
+        "docs/howto/recommend.md": Recommend,
+    }
     blocks = [code for section in SECTIONS for code in section if code.kind == "yaml"]
     for code in blocks:
         schemas[code.page].model_validate(yaml.safe_load(code.text))
