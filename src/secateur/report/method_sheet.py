@@ -87,6 +87,7 @@ MEANINGS = {  # by parameter; `kind.parameter` or `method.parameter` comes first
     "mode": "auto, online (models with the example too) or offline",
     "int8.mode": "static: all layers, ranges from training rows; dynamic: linear layers, scaled row by row",
     "momentum": "momentum of the attack's training",
+    "natural": "weight a_N of the natural prior; above 0 pictures are searched in coordinates that fall as 1/f",
     "noise": "deviation of the noise on pixels in a step, times the learning rate",
     "label-only.noise": "deviation of the noise on columns that are no bits",
     "noise_multiplier": "deviation of the noise, in units of max_grad_norm",

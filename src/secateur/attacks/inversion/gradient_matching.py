@@ -20,7 +20,15 @@ from secateur.attacks.inversion.adaptive import Adaptive
 from secateur.attacks.inversion.engines import choose, engine_for
 from secateur.attacks.inversion.label_inference import Rule, infer
 from secateur.attacks.inversion.optimisation import LBFGS, AdamRule, Schedule, StepRule, Trials, learning_rates
-from secateur.attacks.inversion.problem import Bounds, Distance, Matching, Problem, structure
+from secateur.attacks.inversion.problem import (
+    Bounds,
+    Distance,
+    Matching,
+    NaturalBasis,
+    Problem,
+    natural_basis,
+    structure,
+)
 from secateur.attacks.inversion.updates import ObservedChange, batchnorm_order, read_change, read_statistics
 from secateur.errors import WrongInput, check_number, check_numbers, check_whole, check_wholes
 from secateur.gpu.memory import halve_on_shortage
@@ -72,6 +80,7 @@ class GradientMatching(InversionAttack):
     batchnorm: float = 0.0  # a_BN
     first_batchnorm: float = 10.0
     group: float = 0.0  # a_group
+    natural: float = 0.0  # a_N; above 0 the search is in the coordinates of natural pictures
     registers: bool = False  # True: restarts are aligned to their mean before the consensus
     labels: Rule = "idlg"
     optimizer: Literal["adam", "lbfgs"] = "adam"
@@ -105,6 +114,9 @@ class GradientMatching(InversionAttack):
         check_numbers(
             self, "[0, inf)", "scale", "tv", "l2", "batchnorm", "first_batchnorm", "group", "noise", "softness"
         )
+        check_numbers(self, "[0, inf)", "natural")
+        if self.natural and self.optimizer == "lbfgs":
+            raise WrongInput("natural", "is a prior of the steps of adam, not of lbfgs; use 0, or optimizer=adam")
 
     def reconstruct(
         self, targets: Sequence[Sequence[ServerView]], knowledge: Knowledge, chance: Sequence[Generator], watch: Watch
@@ -145,11 +157,11 @@ class GradientMatching(InversionAttack):
             for row, i in enumerate(group):
                 yield i, self.select_best(one, state, aims[i], row)
 
-    @property
-    def objective(self) -> Matching:
-        """The objective that the trials minimise."""
+    def objective(self, basis: NaturalBasis | None) -> Matching:
+        """Return the objective that the trials minimise."""
         tv = self.tv / 2 if self.tv_average else self.tv
-        return Matching(self.distance, self.scale, tv, self.l2, self.batchnorm, self.first_batchnorm, self.group)
+        weights = (self.scale, tv, self.l2, self.batchnorm, self.first_batchnorm, self.group, self.natural)
+        return Matching(self.distance, *weights, basis)
 
     def trials(self, aims: Sequence[MatchingTarget], seeds: Sequence[int], knowledge: Knowledge) -> Trials:
         """Return the trials of targets that can be stacked."""
@@ -157,8 +169,10 @@ class GradientMatching(InversionAttack):
         like = next(iter(aims[0].observed[0].values()))
         low, high = (limit.to(like) for limit in knowledge.box)
         labels = [aim.labels for aim in aims if aim.labels is not None]
+        scale = (knowledge.mean.to(like), knowledge.std.to(like))
+        basis = natural_basis(knowledge.input_shape, *scale) if self.natural else None
         return Trials(
-            evaluate=[engine_for(problem, self.objective, like.device, self.engine) for problem, _ in rounds],
+            evaluate=[engine_for(problem, self.objective(basis), like.device, self.engine) for problem, _ in rounds],
             fixed=[fixed for _, fixed in rounds],
             labels=torch.stack(labels).repeat_interleave(self.restarts, 0) if labels else None,
             seeds=seeds,
@@ -167,7 +181,8 @@ class GradientMatching(InversionAttack):
             classes=knowledge.classes,
             like=like,
             iterations=self.iterations,
-            rule=self.rule(like),
+            rule=self.rule(like, basis),
+            basis=basis,
             box=(low, high) if self.box else None,
             noise=self.noise > 0,
             group=self.group > 0,
@@ -175,13 +190,12 @@ class GradientMatching(InversionAttack):
             retries=self.retries,
         )
 
-    def rule(self, like: Tensor) -> StepRule:
+    def rule(self, like: Tensor, basis: NaturalBasis | None = None) -> StepRule:
         """Return the step rule of the trials."""
         if self.optimizer == "lbfgs":
             return LBFGS(self.iterations, self.learning_rate)
-        return AdamRule(
-            learning_rates(self.schedule, self.iterations, self.learning_rate).to(like), self.sign, self.noise
-        )
+        rates = learning_rates(self.schedule, self.iterations, self.learning_rate).to(like)
+        return AdamRule(rates, self.sign, self.noise, basis)
 
     def select_best(self, trials: Trials, state: Params, aim: MatchingTarget, position: int) -> Reconstruction:
         """Return the restart of one target whose gradient matches best, priors left out."""

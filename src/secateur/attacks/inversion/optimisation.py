@@ -19,7 +19,14 @@ from typing import Literal, Protocol
 import torch
 from torch import Generator, Tensor
 
-from secateur.attacks.inversion.problem import Evaluate, Evaluated, Variables, consensus, expand_as
+from secateur.attacks.inversion.problem import (
+    Evaluate,
+    Evaluated,
+    NaturalBasis,
+    Variables,
+    consensus,
+    expand_as,
+)
 from secateur.gpu.graphs import capture_step
 from secateur.gpu.precision import tf32
 from secateur.interfaces import Params
@@ -67,6 +74,7 @@ class Trials:
     group: bool  # True if the consensus of the restarts is wanted
     registers: bool  # True if restarts are aligned before their consensus
     retries: int
+    basis: NaturalBasis | None = None  # of the starts
 
     @property
     def names(self) -> list[str]:
@@ -84,12 +92,14 @@ class Trials:
         return max(1, self.iterations // POINTS)
 
     def start(self, trial: int, attempt: int) -> Variables:
-        """Return the start of one trial from N(0, 1): pictures and the logits of labels."""
+        """Return the start of one trial from N(0, 1): pictures, or their coordinates, and the logits of labels."""
         rng = derive(self.seeds[trial // self.restarts], "start", trial % self.restarts, attempt)
         inputs = torch.randn(self.shape, generator=rng)
         labels = torch.randn(self.shape[0], self.classes, generator=rng)
-        variables = {"inputs": inputs, "labels": labels}
-        return {name: variables[name].to(self.like) for name in self.names}
+        variables = {"inputs": inputs.to(self.like), "labels": labels.to(self.like)}
+        if self.basis is not None:
+            variables["inputs"] = self.basis.grey + self.basis.move(variables["inputs"])
+        return {name: variables[name] for name in self.names}
 
     def begin(self) -> Params:
         """Return the state before the first step."""
@@ -194,11 +204,12 @@ def sum_of(values: Sequence[Tensor]) -> Tensor:
 
 @dataclass(frozen=True, eq=False)
 class AdamRule:
-    """Adam on N trials; with `sign` Adam gets the sign of the gradient (IG)."""
+    """Adam on N trials; with `sign` Adam gets the sign of the gradient (IG), with a basis it moves coordinates."""
 
     rates: Tensor  # (iterations + 1,), on the trials' device and of their type
     sign: bool = False
     noise: float = 0.0  # of the pixels, times the rate
+    basis: NaturalBasis | None = None  # of the pictures
 
     def begin(self, variables: Variables) -> Params:
         """Return zeros for the first and second moments."""
@@ -212,12 +223,14 @@ class AdamRule:
         for name in names:
             value, first, second = (state[key] for key in (name, f"first.{name}", f"second.{name}"))
             gradient = evaluated.gradient[name]
+            basis = self.basis if name == "inputs" else None
+            gradient = gradient if basis is None else basis.pull(gradient)
             gradient = gradient.sign() if self.sign else gradient
             first.lerp_(gradient, 1 - BETAS[0])
             second.mul_(BETAS[1]).addcmul_(gradient, gradient, value=1 - BETAS[1])
             slow, fast = (expand_as(1 - beta ** count.to(value.dtype), value) for beta in BETAS)
             step = expand_as(rate, value) * (first / slow) / ((second / fast).sqrt() + EPS)
-            value.sub_(step)
+            value.sub_(step if basis is None else basis.move(step))
         if self.noise:
             state["inputs"].addcmul_(expand_as(rate * self.noise, state["inputs"]), state["noise"])
         return evaluated.matching
