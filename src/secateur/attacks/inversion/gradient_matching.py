@@ -157,11 +157,11 @@ class GradientMatching(InversionAttack):
             for row, i in enumerate(group):
                 yield i, self.select_best(one, state, aims[i], row)
 
-    def objective(self, basis: NaturalBasis | None) -> Matching:
-        """Return the objective that the trials minimise."""
+    @property
+    def objective(self) -> Matching:
+        """The objective that the trials minimise, without the natural prior."""
         tv = self.tv / 2 if self.tv_average else self.tv
-        weights = (self.scale, tv, self.l2, self.batchnorm, self.first_batchnorm, self.group, self.natural)
-        return Matching(self.distance, *weights, basis)
+        return Matching(self.distance, self.scale, tv, self.l2, self.batchnorm, self.first_batchnorm, self.group)
 
     def trials(self, aims: Sequence[MatchingTarget], seeds: Sequence[int], knowledge: Knowledge) -> Trials:
         """Return the trials of targets that can be stacked."""
@@ -171,8 +171,9 @@ class GradientMatching(InversionAttack):
         labels = [aim.labels for aim in aims if aim.labels is not None]
         scale = (knowledge.mean.to(like), knowledge.std.to(like))
         basis = natural_basis(knowledge.input_shape, *scale) if self.natural else None
+        objective = replace(self.objective, natural=self.natural, basis=basis)
         return Trials(
-            evaluate=[engine_for(problem, self.objective(basis), like.device, self.engine) for problem, _ in rounds],
+            evaluate=[engine_for(problem, objective, like.device, self.engine) for problem, _ in rounds],
             fixed=[fixed for _, fixed in rounds],
             labels=torch.stack(labels).repeat_interleave(self.restarts, 0) if labels else None,
             seeds=seeds,

@@ -74,7 +74,7 @@ class Trials:
     group: bool  # True if the consensus of the restarts is wanted
     registers: bool  # True if restarts are aligned before their consensus
     retries: int
-    basis: NaturalBasis | None = None  # of the starts
+    basis: NaturalBasis | None  # of the starts
 
     @property
     def names(self) -> list[str]:
