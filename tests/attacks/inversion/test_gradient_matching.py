@@ -170,6 +170,33 @@ def test_targets_of_different_sent_models_and_of_several_rounds():
     assert three < one, "more rounds tell more"
 
 
+def test_the_loss_of_joined_rounds_is_the_sum_of_theirs_and_one_round_alone_is_as_ever():
+    nets, truth = [scenes.network(seed) for seed in range(2)], scenes.batch(0)
+    known, views = scenes.knowledge(nets[0]), [scenes.view(net, truth) for net in nets]
+    aims = [[aim_at(QUICK, part, known, 0)] for part in (views[:1], views[1:], views)]
+    first, second, both = (replace(QUICK, tv=0.1).trials(aim, [7], known) for aim in aims)
+    state = both.begin()
+    looks = [trials.look(state) for trials in (first, second, both)]
+    for part in ("total", "matching"):
+        one, two, joined = (getattr(look, part) for look in looks)
+        torch.testing.assert_close(joined, one + two)
+    one, two, joined = (look.gradient["inputs"] for look in looks)
+    torch.testing.assert_close(joined, one + two)
+    (alone,), (repeated,) = run(BRIEF, [views[:1]], known), run(BRIEF, [views[:1] * 2], known)
+    assert repeated.loss == pytest.approx(2 * alone.loss) and torch.equal(repeated.batch.inputs, alone.batch.inputs)
+
+
+def test_a_search_in_natural_coordinates_finds_a_smooth_picture_sooner():
+    net, known = scenes.network(), scenes.knowledge(scenes.network())
+    rising = torch.linspace(-0.8, 0.8, known.input_shape[1], dtype=torch.float64)
+    truth = scenes.batch(0)._replace(inputs=(rising[:, None] + rising).div(2).expand(1, *known.input_shape).clone())
+    targets = [[scenes.view(net, truth)]]
+    (plain,), (natural,) = (run(attack, targets, known) for attack in (QUICK, replace(QUICK, natural=0.01)))
+    assert scenes.mse(natural, truth) < scenes.mse(plain, truth) / 2
+    with pytest.raises(WrongInput, match="natural: is a prior of the steps of adam"):
+        replace(QUICK, natural=0.1, optimizer="lbfgs").check(known, targets[0][0])
+
+
 def test_the_local_steps_of_weights_are_unrolled():
     net = scenes.network()
     truth = scenes.batch(0, 2)

@@ -236,8 +236,9 @@ def natural_basis(shape: Sequence[int], mean: Tensor, std: Tensor) -> NaturalBas
 
 
 def cosines(size: int) -> Tensor:
-    """Return (size, size) the orthonormal cosines of a row of pixels (DCT-II), a frequency a row."""
-    frequency, position = torch.arange(size)[:, None], torch.arange(size) + 0.5
+    """Return (size, size) float64, the orthonormal cosines of a row of pixels (DCT-II), a frequency a row."""
+    frequency = torch.arange(size, dtype=torch.float64)[:, None]
+    position = frequency.T + 0.5
     waves = torch.cos(math.pi * position * frequency / size) * math.sqrt(2 / size)
     waves[0] /= math.sqrt(2)
     return waves
