@@ -112,6 +112,7 @@ MEANINGS = {  # by parameter; `kind.parameter` or `method.parameter` comes first
     "reading": "code: all clients train one group's block; paper: each client draws a group",
     "registers": "true: restarts are aligned to their mean before the distance to it is taken",
     "release": "rounds after which an entry that was held back is sent once; null: never",
+    "smoothing": "deviation of the noise on pixels at which the objective is taken; none in the last fifth",
     "softness": "share of the mean |g| that stands for the eps of Adam, whose own leaves a search no slope",
     "unrolls": "true: trials take the client's own steps; false: its change is taken for one step of SGD",
     "restarts": "trials of each target, from different starts",

@@ -19,7 +19,15 @@ from secateur.attacks.inversion import adaptive
 from secateur.attacks.inversion.adaptive import Adaptive
 from secateur.attacks.inversion.engines import choose, engine_for
 from secateur.attacks.inversion.label_inference import Rule, infer
-from secateur.attacks.inversion.optimisation import LBFGS, AdamRule, Schedule, StepRule, Trials, learning_rates
+from secateur.attacks.inversion.optimisation import (
+    LBFGS,
+    AdamRule,
+    Schedule,
+    StepRule,
+    Trials,
+    learning_rates,
+    smoothing_deviations,
+)
 from secateur.attacks.inversion.problem import (
     Bounds,
     Distance,
@@ -80,6 +88,7 @@ class GradientMatching(InversionAttack):
     batchnorm: float = 0.0  # a_BN
     first_batchnorm: float = 10.0
     group: float = 0.0  # a_group
+    smoothing: float = 0.0  # deviation of the noise on pixels at which the objective is taken, at the start
     natural: float = 0.0  # a_N; above 0 the search is in the coordinates of natural pictures
     registers: bool = False  # True: restarts are aligned to their mean before the consensus
     labels: Rule = "idlg"
@@ -114,9 +123,10 @@ class GradientMatching(InversionAttack):
         check_numbers(
             self, "[0, inf)", "scale", "tv", "l2", "batchnorm", "first_batchnorm", "group", "noise", "softness"
         )
-        check_numbers(self, "[0, inf)", "natural")
-        if self.natural and self.optimizer == "lbfgs":
-            raise WrongInput("natural", "is a prior of the steps of adam, not of lbfgs; use 0, or optimizer=adam")
+        for name in ("natural", "smoothing"):
+            check_number(name, getattr(self, name), "[0, inf)")
+            if getattr(self, name) and self.optimizer == "lbfgs":
+                raise WrongInput(name, "changes the steps of adam, not of lbfgs; use 0, or optimizer=adam")
 
     def reconstruct(
         self, targets: Sequence[Sequence[ServerView]], knowledge: Knowledge, chance: Sequence[Generator], watch: Watch
@@ -184,8 +194,9 @@ class GradientMatching(InversionAttack):
             iterations=self.iterations,
             rule=self.rule(like, basis),
             basis=basis,
+            smoothing=smoothing_deviations(self.iterations, self.smoothing / scale[1]) if self.smoothing else None,
             box=(low, high) if self.box else None,
-            noise=self.noise > 0,
+            noise=self.noise > 0 or self.smoothing > 0,
             group=self.group > 0,
             registers=self.registers,
             retries=self.retries,

@@ -70,11 +70,12 @@ class Trials:
     iterations: int
     rule: StepRule
     box: tuple[Tensor, Tensor] | None
-    noise: bool
+    noise: bool  # True if the rule or the smoothing takes noise
     group: bool  # True if the consensus of the restarts is wanted
     registers: bool  # True if restarts are aligned before their consensus
     retries: int
     basis: NaturalBasis | None  # of the starts
+    smoothing: Tensor | None  # (iterations + 1, C, 1, 1), deviation of the noise on the inputs at each iteration
 
     @property
     def names(self) -> list[str]:
@@ -122,8 +123,16 @@ class Trials:
         return {**views, "curve": state["curve"][:, rows], "step": state["step"].clone()}
 
     def look(self, state: Params) -> Evaluated:
-        """Return the objective at the trials' present variables, summed over the rounds."""
+        """Return the objective at the trials' present variables, summed over the rounds.
+
+        With smoothing it is taken at noisy inputs. So it is a draw of the objective's mean over them, which has slopes
+        where ReLU and max-pooling leave the objective itself flat, or let it jump.
+        """
         variables = {name: state[name] for name in self.names}
+        if self.smoothing is not None:
+            variables["inputs"] = state["inputs"] + self.smoothing[state["clock"]][:, None] * state["noise"]
+            if self.box is not None:
+                clamp_to_box(variables["inputs"], self.box)
         common = {"consensus": consensus(state["inputs"], self.restarts, self.registers)} if self.group else {}
         rounds = [
             evaluate(variables, self.labels, {**fixed, **common})
@@ -252,6 +261,17 @@ def learning_rates(schedule: Schedule, iterations: int, base: float) -> Tensor:
     else:
         rates = torch.full_like(done, base)
     return torch.cat([rates, rates.new_zeros(1)])
+
+
+def smoothing_deviations(iterations: int, deviation: Tensor) -> Tensor:
+    """Return (iterations + 1, C, 1, 1) the noise of every iteration: it falls to 0 at 4/5 of them, and stays there.
+
+    Example:
+        >>> smoothing_deviations(5, torch.ones(1, 1, 1)).flatten()
+        tensor([1.0000, 0.7500, 0.5000, 0.2500, 0.0000, 0.0000])
+    """
+    passed = torch.arange(iterations + 1).to(deviation) / max(1, iterations)
+    return (1 - passed / 0.8).clamp_min(0).view(-1, 1, 1, 1) * deviation
 
 
 @dataclass(frozen=True)
