@@ -186,15 +186,28 @@ def test_the_loss_of_joined_rounds_is_the_sum_of_theirs_and_one_round_alone_is_a
     assert repeated.loss == pytest.approx(2 * alone.loss) and torch.equal(repeated.batch.inputs, alone.batch.inputs)
 
 
-def test_a_search_in_natural_coordinates_finds_a_smooth_picture_sooner():
-    net, known = scenes.network(), scenes.knowledge(scenes.network())
-    rising = torch.linspace(-0.8, 0.8, known.input_shape[1], dtype=torch.float64)
-    truth = scenes.batch(0)._replace(inputs=(rising[:, None] + rising).div(2).expand(1, *known.input_shape).clone())
-    targets = [[scenes.view(net, truth)]]
-    (plain,), (natural,) = (run(attack, targets, known) for attack in (QUICK, replace(QUICK, natural=0.01)))
-    assert scenes.mse(natural, truth) < scenes.mse(plain, truth) / 2
-    with pytest.raises(WrongInput, match="natural: is a prior of the steps of adam"):
-        replace(QUICK, natural=0.1, optimizer="lbfgs").check(known, targets[0][0])
+@pytest.mark.parametrize("name", ["natural", "smoothing"])
+def test_natural_coordinates_and_smoothing_take_the_loss_down_and_state_that_of_the_picture(name):
+    _, _, targets, known = scene(1)
+    attack = replace(QUICK, **{name: 0.002}, sign=False, schedule="warmup-cosine")
+    (found,) = run(attack, targets, known)
+    aim = aim_at(attack, targets[0], known, 0)
+    look = replace(attack, smoothing=0).trials([aim], [0], known).look({"inputs": found.batch.inputs[None]})
+    assert found.loss < found.curve[0][1] / 5 and found.loss == pytest.approx(float(look.matching))
+    with pytest.raises(WrongInput, match=f"{name}: changes the steps of adam, not of lbfgs"):
+        replace(attack, optimizer="lbfgs").check(known, targets[0][0])
+
+
+def test_a_smoothed_objective_is_that_of_noisy_pictures_until_the_last_fifth():
+    _, _, targets, known = scene(1)
+    aims = [aim_at(QUICK, targets[0], known, 0)]
+    smooth, plain = (replace(QUICK, smoothing=s, box=False).trials(aims, [7], known) for s in (0.2, 0.0))
+    state = smooth.begin()
+    smooth.draw(state, 0)
+    for clock, deviation in ((0, 0.2), (24, 0.1), (48, 0.0), (60, 0.0)):  # 48 of 60 are four fifths
+        state["clock"].fill_(clock)
+        noisy = state | {"inputs": state["inputs"] + deviation / float(known.std.flatten()[0]) * state["noise"]}
+        torch.testing.assert_close(smooth.look(state).total, plain.look(noisy).total)
 
 
 def test_the_local_steps_of_weights_are_unrolled():
