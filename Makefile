@@ -33,7 +33,7 @@ test: .venv/dev  ## the fast tests (under 8 minutes on two cores)
 	$(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder -m "not system"
 
 test-system: .venv/dev  ## the long tests: kills, browser, servers (under 25 minutes)
-	$(BIN)/python -m pytest -n 2 --dist loadfile -m system
+	$(BIN)/python -m pytest -n 2 --dist loadfile --durations 20 -m system
 
 check: .venv/dev  ## lint, formatting, types, layers, words, the table of results
 	$(BIN)/ruff check .

@@ -37,6 +37,8 @@ def captured(tmp_path_factory):
     stepped = weights_update(net, state, batch, turn=adam).values
     save_file(stepped, folder / "adam.safetensors", metadata={"kind": "weights"})
     save_file(state | stepped, folder / "sent-next.safetensors")
+    again = weights_update(net, state | stepped, batch, turn=adam).values
+    save_file(again, folder / "again.safetensors", metadata={"kind": "weights"})
     stepped = weights_update(net, state | stepped, data.batch.take(torch.tensor([8])), turn=adam).values
     save_file(stepped, folder / "adam-next.safetensors", metadata={"kind": "weights"})
     save_file(gradient | {"0.bias": gradient["0.bias"] * torch.nan}, folder / "nan.safetensors")
@@ -75,6 +77,19 @@ def test_a_step_of_adam_gives_a_digit_back_to_those_who_take_it_too(tmp_path):
     assert values[0]["psnr"] > values[0]["psnr_grey"] + 3 and values[0]["psnr"] > values[1]["psnr"] + 3
     assert aware[0].extra["update"] == "weights after 1 local step of adam"
     assert "its optimiser (adam)" in aware[0].extra["knows"] and "plain gradient descent" in naive[0].extra["knows"]
+
+
+def test_captured_rounds_of_the_same_examples_are_joined(captured, tmp_path, capsys):
+    update = ["--update", captured / "again.safetensors", "--weights", captured / "sent-next.safetensors"]
+    update += ["--data", "digits", "--optimiser", "adam", "--learning-rate", 0.002, "--out", tmp_path / "run"]
+    two = [*update, "--update", captured / "adam.safetensors", "--sent", captured / "sent.safetensors"]
+    assert invert(*two, "--attack", "ig:tv=.01:iterations=2:rounds=2,ig:tv=.01:iterations=2") == 0
+    rows = [row for row in load_rows(tmp_path / "run") if "knows" in row.extra]
+    belief = "that its last 2 rounds are of the same examples"
+    assert {(belief in row.extra["knows"], "rounds=2" in str(row.attack)) for row in rows} == {(1, 1), (0, 0)}
+    capsys.readouterr()
+    assert invert(*update, "--attack", "ig:tv=.01:rounds=2") == 2
+    assert "update: has 1 files, and an attack joins 2 rounds; use one for each" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(("how", "wanted"), [("adam", "its optimiser (adam)"), ("unknown", "adam, rate 0.002")])

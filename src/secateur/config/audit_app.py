@@ -48,6 +48,16 @@ class AuditApp(Fields):
         fields = {"restarts": self.restarts, "iterations": self.iterations}
         return set_parameters(self.attack, **{name: value for name, value in fields.items() if value is not None})
 
+    @property
+    def joined(self) -> int:
+        """The largest number of a client's rounds that an attack joins."""
+        return max(dict(attack.arguments).get("rounds", 1) for attack in self.attacks)
+
+    @property
+    def watched(self) -> list[int]:
+        """The rounds whose updates attacks use: the attacked ones, and earlier ones that are joined."""
+        return sorted({number - back for number in self.attack_at for back in range(self.joined)})
+
     @model_validator(mode="after")
     def _check(self) -> Self:
         if bool(self.mean) != bool(self.std):
@@ -55,5 +65,7 @@ class AuditApp(Fields):
             raise WrongInput(missing, "is missing; mean and std are only used together")
         if self.attack_clients > self.clients:
             raise WrongInput("attack_clients", f"{self.attack_clients} is too many; there are {self.clients} clients")
-        _ = self.attacks  # raises now if an attack lacks a parameter
+        if self.joined > min(self.attack_at):  # raises now if an attack lacks a parameter
+            few = f"round {min(self.attack_at)} has too few before it, and an attack joins {self.joined} rounds"
+            raise WrongInput("attack_at", f"{few}; use {self.joined} or later, and as many rounds of the app")
         return self

@@ -20,7 +20,8 @@ class Invert(Common):
     model: str = flag("lenet-zhu", base.MODEL)
     update: Annotated[list[Path], *base.ANY] = flag(
         "none",
-        "Captured update (.safetensors) to attack, without a truth. Others of the client serve --optimiser unknown.",
+        "Captured update (.safetensors) to attack, without a truth. Others of the client serve rounds=N of an attack, "
+        "or --optimiser unknown.",
         repeat=True,
     )
     sent: Annotated[list[Path], *base.ANY] = flag(
@@ -151,9 +152,14 @@ class Invert(Common):
     def _check_further(self) -> None:
         """Refuse further captured updates that nothing uses, and models that fit no update."""
         further = max(0, len(self.update) - 1)
-        if further and self.optimiser != base.UNKNOWN:
-            many = f"has {len(self.update)} files, and only the estimate of an optimiser takes more than one"
-            raise WrongInput("update", f"{many}; use one, or --optimiser unknown")
+        joined = max(dict(attack.arguments).get("rounds", 1) for attack in self.attacks)
+        if further and joined == 1 and self.optimiser != base.UNKNOWN:
+            many = f"has {len(self.update)} files, and only attacks with rounds=N and --optimiser unknown use several"
+            raise WrongInput("update", f"{many}; use one, or for example --attack ig:rounds={further + 1}")
+        if self.update and joined > further + 1:
+            raise WrongInput(
+                "update", f"has {further + 1} files, and an attack joins {joined} rounds; use one for each"
+            )
         if len(self.sent) not in (0, further):
             raise WrongInput("sent", f"has {len(self.sent)} files for {further} further updates; use one for each")
 

@@ -72,6 +72,7 @@ class AttackedClient:
     adaptive: Adaptive = "none"  # how the attacker adapts
     loss: Loss | None = None  # of the client where a defense changes it; an attacker knows it by adaptive=loss alone
     repeats: int = 1  # rounds in a row that are of one target's examples; the last of them is attacked
+    further: Sequence[ServerView] = ()  # captured rounds of the same examples beside the attacked one
     remembered: tuple[str, ...] = ()  # the attacker's use of earlier rounds, in words
     estimate: str | None = None  # the attacker's of the optimiser, if it does not know it
 
@@ -116,7 +117,7 @@ class AttackedClient:
         Between two rounds the server takes a step with the client's update alone.
         """
         if not isinstance(target, Batch):
-            return [ServerView(sent, target)]
+            return [ServerView(sent, target), *self.further]
         views: list[ServerView] = []
         memory: Params | None = None
         for turn in range(self.repeats):

@@ -111,10 +111,10 @@ def measure(config: AuditApp, project: AppProject, defense: Defense, seed: int, 
 
     title = f"{project.name}, {defense}, seed {seed}"
     with progress(title, unit="rounds") as advance:
-        attacked = (range(config.attack_clients), config.attack_at)
+        watched = (range(config.attack_clients), config.watched)
         tell = partial(_tell, advance, title)
-        seen = run_app(project, config.clients, upload_of(defense), seed, *attacked, tell)
-    if not seen.turns:
+        seen = run_app(project, config.clients, upload_of(defense), seed, *watched, tell)
+    if not any(turn.round in config.attack_at for turn in seen.turns):
         rounds = f"there are {max(seen.rounds)} rounds, and clients 0 to {config.attack_clients - 1} are attacked"
         raise WrongInput("attack_at", f"no attacked client took part in round {config.attack_at}; {rounds}")
     turns = sorted(seen.turns, key=lambda turn: (turn.round, turn.training.client))
@@ -198,32 +198,44 @@ def attack_turns(
     device: torch.device,
     log: FederationLog,
 ) -> None:
-    """Attack turns, those of a round together where their clients did alike; add rows and figures to the log."""
+    """Attack turns, those of a round together where their clients did alike; add rows and figures to the log.
+
+    An attack with `rounds` joins a client's earlier turns too, if the client did alike in them.
+    """
     attacks = list_attacks(config)
     groups: dict[Any, list[tuple[AppTurn, Knowledge]]] = {}
     for turn in turns:
         try:
             known = turn.know(config.mean, config.std, device)
         except WrongInput as error:
-            log.rows += report_refusal(attacks, with_extras(labels, round=turn.round), error, turn.training.client)
+            if turn.round in config.attack_at:
+                log.rows += report_refusal(attacks, with_extras(labels, round=turn.round), error, turn.training.client)
             continue
-        alike = (turn.round, known.batch_size, known.local_batch, known.local_epochs, known.optimiser)
+        alike = (known.batch_size, known.local_batch, known.local_epochs, known.optimiser, known.learning_rate)
         groups.setdefault(alike, []).append((turn, known))
-    for (number, *_), members in groups.items():
-        known, seen = members[0][1], [turn.show(device) for turn, _ in members]
+    for number, members in product(sorted(config.attack_at), groups.values()):
+        knowledge = [known for turn, known in members if turn.round == number]
+        if not knowledge:
+            continue
+        views = [turn.show(device) for turn, _ in members if turn.round <= number]
         mounted = []
         for attack in attacks:
             try:
-                attack.make().check(known, seen[0].view)
+                attack.make().check(knowledge[0], views[-1].view)
                 mounted.append(attack)
             except WrongInput as error:
                 log.rows += report_refusal([attack], with_extras(labels, round=number), error)
         if mounted:
-            orders = AttackSchedule(at=(number,), who="all")
+            orders, kept = (
+                AttackSchedule(at=(number,), who="all"),
+                {view.round: set(range(config.clients)) for view in views},
+            )
             options: dict[str, Any] = {"tells_labels": config.labels == "oracle", "images": config.images}
             options |= {"at_once": 1, "caution": caution(defense, mounted)}
-            observer = InversionObserver(mounted, known, labels, log, orders, {}, **options)
-            observer(RoundView(number, seen[0].view.sent, {}, seen, lambda net, state: []))
+            observer = InversionObserver(mounted, knowledge[0], labels, log, orders, kept, **options)
+            for shown in sorted(kept):
+                seen = [view for view in views if view.round == shown]
+                observer(RoundView(shown, seen[0].view.sent, {}, seen, lambda net, state: []))
             observer.finish()
 
 

@@ -95,7 +95,8 @@ def client_of(config: Invert, data: Dataset, device: torch.device, seed: int, de
     state, transform = tree.state_of(net), transform_of(defense, knowledge.mean, knowledge.std)
     tells = (config.labels == "oracle", config.statistics)
     client = AttackedClient(net, state, knowledge, weights, *tells, guard, transform, precode, seed)
-    return replace(client, loss=loss_of(defense, config.batch_size), repeats=config.repeats, estimate=estimate)
+    client = replace(client, loss=loss_of(defense, config.batch_size), repeats=config.repeats, estimate=estimate)
+    return replace(client, further=_list_views(config, net)[1:]) if config.update[1:] else client
 
 
 def _know_optimiser(config: Invert, knowledge: Knowledge, net: nn.Module) -> tuple[Knowledge, str | None]:
@@ -116,7 +117,7 @@ def _list_views(config: Invert, net: nn.Module) -> list[ServerView]:
     views = [ServerView(tree.state_of(net), _update(config, net))]
     for number, file in enumerate(config.update[1:]):
         model = load_weights(copy.deepcopy(net), config.sent[number]) if config.sent else net
-        views.append(ServerView(tree.state_of(model), read_update(file, model, weights=True)))
+        views.append(ServerView(tree.state_of(model), read_update(file, model, weights=config.trains)))
     return views
 
 

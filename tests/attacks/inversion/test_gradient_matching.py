@@ -170,6 +170,46 @@ def test_targets_of_different_sent_models_and_of_several_rounds():
     assert three < one, "more rounds tell more"
 
 
+def test_the_loss_of_joined_rounds_is_the_sum_of_theirs_and_one_round_alone_is_as_ever():
+    nets, truth = [scenes.network(seed) for seed in range(2)], scenes.batch(0)
+    known, views = scenes.knowledge(nets[0]), [scenes.view(net, truth) for net in nets]
+    aims = [[aim_at(QUICK, part, known, 0)] for part in (views[:1], views[1:], views)]
+    first, second, both = (replace(QUICK, tv=0.1).trials(aim, [7], known) for aim in aims)
+    state = both.begin()
+    looks = [trials.look(state) for trials in (first, second, both)]
+    for part in ("total", "matching"):
+        one, two, joined = (getattr(look, part) for look in looks)
+        torch.testing.assert_close(joined, one + two)
+    one, two, joined = (look.gradient["inputs"] for look in looks)
+    torch.testing.assert_close(joined, one + two)
+    (alone,), (repeated,) = run(BRIEF, [views[:1]], known), run(BRIEF, [views[:1] * 2], known)
+    assert repeated.loss == pytest.approx(2 * alone.loss) and torch.equal(repeated.batch.inputs, alone.batch.inputs)
+
+
+@pytest.mark.parametrize("name", ["natural", "smoothing"])
+def test_natural_coordinates_and_smoothing_take_the_loss_down_and_state_that_of_the_picture(name):
+    _, _, targets, known = scene(1)
+    attack = replace(QUICK, **{name: 0.002}, sign=False, schedule="warmup-cosine")
+    (found,) = run(attack, targets, known)
+    aim = aim_at(attack, targets[0], known, 0)
+    look = replace(attack, smoothing=0).trials([aim], [0], known).look({"inputs": found.batch.inputs[None]})
+    assert found.loss < found.curve[0][1] / 5 and found.loss == pytest.approx(float(look.matching))
+    with pytest.raises(WrongInput, match=f"{name}: changes the steps of adam, not of lbfgs"):
+        replace(attack, optimizer="lbfgs").check(known, targets[0][0])
+
+
+def test_a_smoothed_objective_is_that_of_noisy_pictures_until_the_last_fifth():
+    _, _, targets, known = scene(1)
+    aims = [aim_at(QUICK, targets[0], known, 0)]
+    smooth, plain = (replace(QUICK, smoothing=s, box=False).trials(aims, [7], known) for s in (0.2, 0.0))
+    state = smooth.begin()
+    smooth.draw(state, 0)
+    for clock, deviation in ((0, 0.2), (24, 0.1), (48, 0.0), (60, 0.0)):  # 48 of 60 are four fifths
+        state["clock"].fill_(clock)
+        noisy = state | {"inputs": state["inputs"] + deviation / float(known.std.flatten()[0]) * state["noise"]}
+        torch.testing.assert_close(smooth.look(state).total, plain.look(noisy).total)
+
+
 def test_the_local_steps_of_weights_are_unrolled():
     net = scenes.network()
     truth = scenes.batch(0, 2)

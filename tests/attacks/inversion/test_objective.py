@@ -1,10 +1,22 @@
 """Distances and priors by hand; one trial and many give the same."""
 
+import math
+
 import pytest
 import torch
 
 from secateur.attacks.inversion import problem as objective
-from secateur.attacks.inversion.problem import Compared, Matching, Problem, compare, cosine, euclidean
+from secateur.attacks.inversion.problem import (
+    COLOURS,
+    CONTRAST,
+    Compared,
+    Matching,
+    Problem,
+    compare,
+    cosine,
+    euclidean,
+    natural_basis,
+)
 
 PICTURE = torch.tensor([[0.0, 1.0, 3.0], [2.0, 2.0, 2.0]]).view(1, 1, 2, 3)
 
@@ -84,6 +96,35 @@ def test_the_whole_is_the_weighted_sum_and_the_part_has_no_priors():
     assert float(matching) == 2
     assert float(total) == pytest.approx(1 + 2 * 25 / 12 + 2.2 + 6)
     assert objective.needs_gap and not objective.needs_statistics and Matching(batchnorm=1).needs_statistics
+
+
+def test_natural_coordinates_by_hand():
+    """A grey picture is the origin; the mean of 2 x 2 pixels that are all 1 is the first cosine, of amplitude s.
+
+    Amplitudes are 1 / sqrt(1 + f^2 + g^2), of f, g in {0, 1}, with a mean square of CONTRAST^2: 1, 1/2, 1/2, 1/3.
+    """
+    half = torch.full((1, 1, 1), 0.5, dtype=torch.float64)
+    basis = natural_basis((1, 2, 2), half, half)
+    assert basis.coordinates(torch.zeros(1, 2, 2, dtype=torch.float64)).abs().max() == 0
+    first = CONTRAST / math.sqrt((1 + 1 / 2 + 1 / 2 + 1 / 3) / 4)
+    white = basis.coordinates(torch.ones(1, 2, 2, dtype=torch.float64)).flatten().tolist()
+    assert white == pytest.approx([2 * 0.5 / first, 0, 0, 0])
+    total, matching = Matching("euclidean", natural=3.0, basis=basis)(
+        found([3.0, 4.0], [4.0, 3.0]), {"inputs": torch.ones(1, 1, 2, 2, dtype=torch.float64)}, {}
+    )
+    assert float(matching) == 2 and float(total) == pytest.approx(2 + 3 * (1 / first) ** 2 / 4)
+
+
+def test_natural_coordinates_go_forth_and_back():
+    rng = torch.Generator().manual_seed(0)
+    mean, std = (torch.rand(3, 1, 1, generator=rng, dtype=torch.float64) + 0.1 for _ in range(2))
+    basis = natural_basis((3, 5, 4), mean, std)
+    inputs, other = torch.randn(2, 7, 3, 5, 4, generator=rng, dtype=torch.float64)
+    torch.testing.assert_close(basis.grey + basis.move(basis.coordinates(inputs)), inputs)
+    torch.testing.assert_close((basis.move(inputs) * other).sum(), (inputs * basis.pull(other)).sum())  # adjoint
+    drawn = basis.move(torch.randn(4000, 3, 5, 4, generator=rng, dtype=torch.float64)) * std
+    assert float(drawn.std()) == pytest.approx(CONTRAST, rel=0.02)
+    assert float(torch.corrcoef(drawn.movedim(1, 0).flatten(1))[0, 1]) == pytest.approx(COLOURS, abs=0.02)
 
 
 def test_many_trials_are_one_trial_many_times():

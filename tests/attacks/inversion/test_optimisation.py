@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from secateur.attacks.inversion.optimisation import AdamRule, clamp_to_box, learning_rates
-from secateur.attacks.inversion.problem import Evaluated
+from secateur.attacks.inversion.problem import Evaluated, natural_basis
 
 
 def test_the_steps_schedule_falls_at_three_five_and_seven_eighths():
@@ -54,6 +54,18 @@ def test_the_first_signed_step_is_the_rate():
     state, matching = walk(AdamRule(torch.tensor([0.1, 0.0]), sign=True), values, 1)
     torch.testing.assert_close(state["inputs"], torch.tensor([[2.9, -4.9, 1.0]]))
     assert matching.tolist() == [16 + 1296], "the loss of where it was"
+
+
+def test_a_step_in_natural_coordinates():
+    half = torch.full((1, 1, 1), 0.5, dtype=torch.float64)
+    basis = natural_basis((1, 2, 2), half, half)
+    inputs = torch.tensor([[[[[1.0, 0.5], [-0.5, 0.2]]]]], dtype=torch.float64)
+    state = {"inputs": inputs.clone(), "clock": torch.zeros(1, dtype=torch.int64)}
+    rule = AdamRule(torch.tensor([0.1, 0.0]), sign=True, basis=basis)
+    state |= rule.begin({"inputs": inputs})
+    rule(state, ["inputs"], lambda: Evaluated(inputs.sum(), inputs.sum(), {"inputs": inputs}))  # 1.2, .2, 1.4, -.2
+    moved = (basis.coordinates(state["inputs"]) - basis.coordinates(inputs)).flatten().tolist()
+    assert moved == pytest.approx([-0.1, 0.1, -0.1, -0.1])
 
 
 def test_signed_steps_do_not_know_how_large_a_gradient_is():

@@ -2,6 +2,7 @@
 
 import copy
 import itertools
+from dataclasses import replace
 
 import pytest
 import talking
@@ -280,6 +281,32 @@ def test_an_app_that_cannot_be_attacked_has_a_page_that_says_so(project, tmp_pat
         run.add(log.rows)
     page = write_page([tmp_path / "run"]).read_text()
     assert "It cannot be imitated" in page and "What is sent is the trained model, unchanged." in page
+
+
+def test_rounds_of_a_client_are_joined_and_other_examples_are_called_so(project):
+    rounds = {"app": project, "attack": "ig:tv=0.1:rounds=2", "iterations": 2}
+    with pytest.raises(
+        WrongInput, match="attack_at: round 1 has too few before it, and an attack joins 2 rounds; use 2"
+    ):
+        read(AuditApp, None, rounds)
+    config = read(AuditApp, None, rounds | {"attack_at": "3"})
+    assert config.watched == [2, 3]
+    extra = {"app": True, "base_pruning": "none", "broadcast": "whole", "clients": 10, "view": "update", "settings": ""}
+    labels = {"model": "Net", "dataset": "mine", "seed": 0, "defense": "none", "pruner": "none", "extra": extra}
+    net = network()
+    same, again, other = (replace(turn_of(net, epochs=1, sizes=(n,)), round=r) for n, r in ((2, 2), (2, 3), (3, 2)))
+    for earlier, history, note in ((same, 2, False), (other, 1, False), (shifted(same), 2, True)):
+        log = FederationLog()
+        attack_turns(config, [earlier, again], labels, config.defense[0], torch.device("cpu"), log)
+        (row,) = (row for row in log.rows if row.metric == "psnr")
+        assert (row.extra["round"], row.extra["history"], row.extra["same_rows"]) == (3, history, not note)
+        assert ("are of other examples" in str(row.note)) == note
+
+
+def shifted(turn):
+    """The turn as one of other examples."""
+    steps = [batch._replace(inputs=-batch.inputs) for batch in turn.training.steps]
+    return replace(turn, training=replace(turn.training, steps=steps))
 
 
 def test_an_app_is_audited_from_python(project, tmp_path, monkeypatch, capsys):

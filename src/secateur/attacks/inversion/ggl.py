@@ -60,7 +60,7 @@ class GGL(GradientMatching):
         """Refuse updates that cannot be matched, labels not known in advance, and generators of a wrong shape."""
         if self.labels == "joint" and knowledge.labels is None:
             raise WrongInput("labels", "ggl's generator needs them first; use idlg, bias, gi, counts or oracle")
-        for name in ("group", "noise"):
+        for name in ("group", "natural", "noise", "smoothing"):
             if getattr(self, name):
                 raise WrongInput(name, "ggl does not move pictures themselves; allowed: 0")
         check_whole("population", self.population, 4)

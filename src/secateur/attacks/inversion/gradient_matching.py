@@ -19,8 +19,24 @@ from secateur.attacks.inversion import adaptive
 from secateur.attacks.inversion.adaptive import Adaptive
 from secateur.attacks.inversion.engines import choose, engine_for
 from secateur.attacks.inversion.label_inference import Rule, infer
-from secateur.attacks.inversion.optimisation import LBFGS, AdamRule, Schedule, StepRule, Trials, learning_rates
-from secateur.attacks.inversion.problem import Bounds, Distance, Matching, Problem, structure
+from secateur.attacks.inversion.optimisation import (
+    LBFGS,
+    AdamRule,
+    Schedule,
+    StepRule,
+    Trials,
+    learning_rates,
+    smoothing_deviations,
+)
+from secateur.attacks.inversion.problem import (
+    Bounds,
+    Distance,
+    Matching,
+    NaturalBasis,
+    Problem,
+    natural_basis,
+    structure,
+)
 from secateur.attacks.inversion.updates import ObservedChange, batchnorm_order, read_change, read_statistics
 from secateur.errors import WrongInput, check_number, check_numbers, check_whole, check_wholes
 from secateur.gpu.memory import halve_on_shortage
@@ -72,6 +88,8 @@ class GradientMatching(InversionAttack):
     batchnorm: float = 0.0  # a_BN
     first_batchnorm: float = 10.0
     group: float = 0.0  # a_group
+    smoothing: float = 0.0  # deviation of the noise on pixels at which the objective is taken, at the start
+    natural: float = 0.0  # a_N; above 0 the search is in the coordinates of natural pictures
     registers: bool = False  # True: restarts are aligned to their mean before the consensus
     labels: Rule = "idlg"
     optimizer: Literal["adam", "lbfgs"] = "adam"
@@ -105,6 +123,10 @@ class GradientMatching(InversionAttack):
         check_numbers(
             self, "[0, inf)", "scale", "tv", "l2", "batchnorm", "first_batchnorm", "group", "noise", "softness"
         )
+        for name in ("natural", "smoothing"):
+            check_number(name, getattr(self, name), "[0, inf)")
+            if getattr(self, name) and self.optimizer == "lbfgs":
+                raise WrongInput(name, "changes the steps of adam, not of lbfgs; use 0, or optimizer=adam")
 
     def reconstruct(
         self, targets: Sequence[Sequence[ServerView]], knowledge: Knowledge, chance: Sequence[Generator], watch: Watch
@@ -147,7 +169,7 @@ class GradientMatching(InversionAttack):
 
     @property
     def objective(self) -> Matching:
-        """The objective that the trials minimise."""
+        """The objective that the trials minimise, without the natural prior."""
         tv = self.tv / 2 if self.tv_average else self.tv
         return Matching(self.distance, self.scale, tv, self.l2, self.batchnorm, self.first_batchnorm, self.group)
 
@@ -157,8 +179,11 @@ class GradientMatching(InversionAttack):
         like = next(iter(aims[0].observed[0].values()))
         low, high = (limit.to(like) for limit in knowledge.box)
         labels = [aim.labels for aim in aims if aim.labels is not None]
+        scale = (knowledge.mean.to(like), knowledge.std.to(like))
+        basis = natural_basis(knowledge.input_shape, *scale) if self.natural else None
+        objective = replace(self.objective, natural=self.natural, basis=basis)
         return Trials(
-            evaluate=[engine_for(problem, self.objective, like.device, self.engine) for problem, _ in rounds],
+            evaluate=[engine_for(problem, objective, like.device, self.engine) for problem, _ in rounds],
             fixed=[fixed for _, fixed in rounds],
             labels=torch.stack(labels).repeat_interleave(self.restarts, 0) if labels else None,
             seeds=seeds,
@@ -167,21 +192,22 @@ class GradientMatching(InversionAttack):
             classes=knowledge.classes,
             like=like,
             iterations=self.iterations,
-            rule=self.rule(like),
+            rule=self.rule(like, basis),
+            basis=basis,
+            smoothing=smoothing_deviations(self.iterations, self.smoothing / scale[1]) if self.smoothing else None,
             box=(low, high) if self.box else None,
-            noise=self.noise > 0,
+            noise=self.noise > 0 or self.smoothing > 0,
             group=self.group > 0,
             registers=self.registers,
             retries=self.retries,
         )
 
-    def rule(self, like: Tensor) -> StepRule:
+    def rule(self, like: Tensor, basis: NaturalBasis | None = None) -> StepRule:
         """Return the step rule of the trials."""
         if self.optimizer == "lbfgs":
             return LBFGS(self.iterations, self.learning_rate)
-        return AdamRule(
-            learning_rates(self.schedule, self.iterations, self.learning_rate).to(like), self.sign, self.noise
-        )
+        rates = learning_rates(self.schedule, self.iterations, self.learning_rate).to(like)
+        return AdamRule(rates, self.sign, self.noise, basis)
 
     def select_best(self, trials: Trials, state: Params, aim: MatchingTarget, position: int) -> Reconstruction:
         """Return the restart of one target whose gradient matches best, priors left out."""

@@ -87,3 +87,24 @@ class IGPrecode(IG):
     iterations: int = 7000
     learning_rate: float = 0.01
     tv: float = 1e-6
+
+
+@method("inversion", "ig-smooth", "-", threat=THREAT, active=False, demo=DEMO | {"learning_rate": 0.1})
+@dataclass(frozen=True)
+class IGSmooth(IG):
+    """IG (Geiping et al. 2020) against ReLU, max-pooling and Adam: a smoothed objective in natural coordinates.
+
+    Such networks' gradients jump with the pictures. So the objective is taken at noisy pictures, with less and less
+    noise e (randomised smoothing, Duchi et al. 2012). The search is in cosines whose amplitude falls as 1/f, as in
+    natural pictures (`natural`); a_N weighs the mean square of these coordinates z.
+
+    Equation: `min over x of E_e[1 - <g(x + e), g*> / (|g(x + e)| |g*|)] + a_N mean(z(x)^2)`.
+    """
+
+    learning_rate: float = 0.05
+    tv: float = 0.0
+    sign: bool = False
+    schedule: Schedule = "warmup-cosine"
+    smoothing: float = 0.35
+    natural: float = 0.15
+    softness: float = 1.0

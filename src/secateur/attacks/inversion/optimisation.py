@@ -19,7 +19,14 @@ from typing import Literal, Protocol
 import torch
 from torch import Generator, Tensor
 
-from secateur.attacks.inversion.problem import Evaluate, Evaluated, Variables, consensus, expand_as
+from secateur.attacks.inversion.problem import (
+    Evaluate,
+    Evaluated,
+    NaturalBasis,
+    Variables,
+    consensus,
+    expand_as,
+)
 from secateur.gpu.graphs import capture_step
 from secateur.gpu.precision import tf32
 from secateur.interfaces import Params
@@ -63,10 +70,12 @@ class Trials:
     iterations: int
     rule: StepRule
     box: tuple[Tensor, Tensor] | None
-    noise: bool
+    noise: bool  # True if the rule or the smoothing takes noise
     group: bool  # True if the consensus of the restarts is wanted
     registers: bool  # True if restarts are aligned before their consensus
     retries: int
+    basis: NaturalBasis | None  # of the starts
+    smoothing: Tensor | None  # (iterations + 1, C, 1, 1), deviation of the noise on the inputs at each iteration
 
     @property
     def names(self) -> list[str]:
@@ -84,12 +93,14 @@ class Trials:
         return max(1, self.iterations // POINTS)
 
     def start(self, trial: int, attempt: int) -> Variables:
-        """Return the start of one trial from N(0, 1): pictures and the logits of labels."""
+        """Return the start of one trial from N(0, 1): pictures, or their coordinates, and the logits of labels."""
         rng = derive(self.seeds[trial // self.restarts], "start", trial % self.restarts, attempt)
         inputs = torch.randn(self.shape, generator=rng)
         labels = torch.randn(self.shape[0], self.classes, generator=rng)
-        variables = {"inputs": inputs, "labels": labels}
-        return {name: variables[name].to(self.like) for name in self.names}
+        variables = {"inputs": inputs.to(self.like), "labels": labels.to(self.like)}
+        if self.basis is not None:
+            variables["inputs"] = self.basis.grey + self.basis.move(variables["inputs"])
+        return {name: variables[name] for name in self.names}
 
     def begin(self) -> Params:
         """Return the state before the first step."""
@@ -112,8 +123,16 @@ class Trials:
         return {**views, "curve": state["curve"][:, rows], "step": state["step"].clone()}
 
     def look(self, state: Params) -> Evaluated:
-        """Return the objective at the trials' present variables, summed over the rounds."""
+        """Return the objective at the trials' present variables, summed over the rounds.
+
+        With smoothing it is taken at noisy inputs. So it is a draw of the objective's mean over them, which has slopes
+        where ReLU and max-pooling leave the objective itself flat, or let it jump.
+        """
         variables = {name: state[name] for name in self.names}
+        if self.smoothing is not None:
+            variables["inputs"] = state["inputs"] + self.smoothing[state["clock"]][:, None] * state["noise"]
+            if self.box is not None:
+                clamp_to_box(variables["inputs"], self.box)
         common = {"consensus": consensus(state["inputs"], self.restarts, self.registers)} if self.group else {}
         rounds = [
             evaluate(variables, self.labels, {**fixed, **common})
@@ -194,11 +213,12 @@ def sum_of(values: Sequence[Tensor]) -> Tensor:
 
 @dataclass(frozen=True, eq=False)
 class AdamRule:
-    """Adam on N trials; with `sign` Adam gets the sign of the gradient (IG)."""
+    """Adam on N trials; with `sign` Adam gets the sign of the gradient (IG), with a basis it moves coordinates."""
 
     rates: Tensor  # (iterations + 1,), on the trials' device and of their type
     sign: bool = False
     noise: float = 0.0  # of the pixels, times the rate
+    basis: NaturalBasis | None = None  # of the pictures
 
     def begin(self, variables: Variables) -> Params:
         """Return zeros for the first and second moments."""
@@ -212,12 +232,14 @@ class AdamRule:
         for name in names:
             value, first, second = (state[key] for key in (name, f"first.{name}", f"second.{name}"))
             gradient = evaluated.gradient[name]
+            basis = self.basis if name == "inputs" else None
+            gradient = gradient if basis is None else basis.pull(gradient)
             gradient = gradient.sign() if self.sign else gradient
             first.lerp_(gradient, 1 - BETAS[0])
             second.mul_(BETAS[1]).addcmul_(gradient, gradient, value=1 - BETAS[1])
             slow, fast = (expand_as(1 - beta ** count.to(value.dtype), value) for beta in BETAS)
             step = expand_as(rate, value) * (first / slow) / ((second / fast).sqrt() + EPS)
-            value.sub_(step)
+            value.sub_(step if basis is None else basis.move(step))
         if self.noise:
             state["inputs"].addcmul_(expand_as(rate * self.noise, state["inputs"]), state["noise"])
         return evaluated.matching
@@ -239,6 +261,17 @@ def learning_rates(schedule: Schedule, iterations: int, base: float) -> Tensor:
     else:
         rates = torch.full_like(done, base)
     return torch.cat([rates, rates.new_zeros(1)])
+
+
+def smoothing_deviations(iterations: int, deviation: Tensor) -> Tensor:
+    """Return (iterations + 1, C, 1, 1) the noise of every iteration: it falls to 0 at 4/5 of them, and stays there.
+
+    Example:
+        >>> smoothing_deviations(5, torch.ones(1, 1, 1)).flatten()
+        tensor([1.0000, 0.7500, 0.5000, 0.2500, 0.0000, 0.0000])
+    """
+    passed = torch.arange(iterations + 1).to(deviation) / max(1, iterations)
+    return (1 - passed / 0.8).clamp_min(0).view(-1, 1, 1, 1) * deviation
 
 
 @dataclass(frozen=True)

@@ -9,6 +9,7 @@ any leading axes, so for one trial or N; a trial's pictures are the last four, (
 from __future__ import annotations
 
 import copy
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal, NamedTuple, Protocol
@@ -188,9 +189,72 @@ class BatchNormInputs:
         self.statistics.append((x.mean(dims), x.var(dims, unbiased=False)))
 
 
+COLOURS = 0.93  # correlation of two colours of natural pictures
+CONTRAST = 0.25  # standard deviation of their pixels, in [0, 1]
+
+
+@dataclass(frozen=True, eq=False)
+class NaturalBasis:
+    """Coordinates of pictures in which those of natural pictures are alike: cosines whose amplitude falls as 1/f.
+
+    Natural pictures have such a spectrum (Field 1987), and their colours go together. A search in these coordinates
+    finds coarse shapes before details. The origin is grey.
+    """
+
+    rows: Tensor  # (H, H), orthonormal cosines
+    columns: Tensor  # (W, W)
+    amplitude: Tensor  # (H, W), of each pair of cosines
+    colours: Tensor  # (C, C), a root of the covariance of colours
+    unmix: Tensor  # its inverse
+    grey: Tensor  # (C, 1, 1)
+
+    def coordinates(self, inputs: Tensor) -> Tensor:
+        """Return the coordinates (..., C, H, W) of inputs."""
+        return self.rows @ mix(self.unmix, inputs - self.grey) @ self.columns.mT / self.amplitude
+
+    def move(self, step: Tensor) -> Tensor:
+        """Return a step of the coordinates as one of the inputs."""
+        return mix(self.colours, self.rows.mT @ (step * self.amplitude) @ self.columns)
+
+    def pull(self, gradient: Tensor) -> Tensor:
+        """Return the gradient by the coordinates from that by the inputs."""
+        return self.rows @ mix(self.colours.mT, gradient) @ self.columns.mT * self.amplitude
+
+
+def natural_basis(shape: Sequence[int], mean: Tensor, std: Tensor) -> NaturalBasis:
+    """Return the basis for inputs (C, H, W), which are pixels in [0, 1] less `mean`, over `std`."""
+    channels, height, width = shape
+    rows, columns = cosines(height).to(mean), cosines(width).to(mean)
+    down, across = torch.arange(height).to(mean), torch.arange(width).to(mean)
+    amplitude = (down[:, None].square() + across.square() + 1).rsqrt()
+    amplitude = amplitude * CONTRAST / amplitude.square().mean().sqrt()
+    covariance = torch.full((channels, channels), COLOURS).fill_diagonal_(1).to(mean)
+    scale = std.flatten().expand(channels)
+    colours = torch.linalg.cholesky(covariance) / scale[:, None]
+    grey = ((0.5 - mean) / std).expand(channels, 1, 1)
+    return NaturalBasis(rows, columns, amplitude, colours, torch.linalg.inv(colours), grey)
+
+
+def cosines(size: int) -> Tensor:
+    """Return (size, size) float64, the orthonormal cosines of a row of pixels (DCT-II), a frequency a row."""
+    frequency = torch.arange(size, dtype=torch.float64)[:, None]
+    position = frequency.T + 0.5
+    waves = torch.cos(math.pi * position * frequency / size) * math.sqrt(2 / size)
+    waves[0] /= math.sqrt(2)
+    return waves
+
+
+def mix(matrix: Tensor, inputs: Tensor) -> Tensor:
+    """Return the channels of (..., C, H, W) mixed by a matrix (C, C)."""
+    return (matrix @ inputs.flatten(-2)).view_as(inputs)
+
+
 @dataclass(frozen=True)
 class Matching:
-    """The objective: scale * distance + tv * TV(x) + l2 * ||x||^2 + batchnorm * R_BN + group * ||x - consensus||^2."""
+    """The objective: scale * distance + tv * TV(x) + l2 * ||x||^2 + batchnorm * R_BN + group * ||x - consensus||^2.
+
+    With a basis the mean square of the natural coordinates is added, times `natural`.
+    """
 
     distance: Distance = "cosine"
     scale: float = 1.0
@@ -199,6 +263,8 @@ class Matching:
     batchnorm: float = 0.0
     first_batchnorm: float = 10.0  # factor of the first BatchNorm's share
     group: float = 0.0
+    natural: float = 0.0
+    basis: NaturalBasis | None = None  # of the natural prior
 
     @property
     def needs_gap(self) -> bool:
@@ -219,6 +285,8 @@ class Matching:
             total = total + self.tv * total_variation(inputs)
         if self.l2:
             total = total + self.l2 * squared_norm(inputs)
+        if self.basis is not None:
+            total = total + self.natural * self.basis.coordinates(inputs).square().mean(PICTURE)
         if self.batchnorm and compared.statistics:
             gap = statistics_gap(compared.statistics, fixed, self.first_batchnorm)
             total = total + self.batchnorm * gap

@@ -43,7 +43,7 @@ from secateur.runs.unfinished import NullWatcher
 from secateur.seeding import derive
 
 AT_ONCE = 10  # clients that wait for each other on a GPU
-OTHER_ROWS = "the joined rounds are of other examples: joining them cannot help"
+OTHER_ROWS = "the joined rounds are of other examples, or of several steps in another order: joining them cannot help"
 
 
 class PendingAttack(NamedTuple):

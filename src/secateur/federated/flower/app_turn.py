@@ -43,7 +43,8 @@ class AppTurn:
         )
         view = ServerView(sent, Weights({name: answer[name] for name, _ in net.named_parameters()}))
         truth = join_steps(self.training.steps).to(device)
-        return ClientView(self.round, client, view, truth, torch.arange(truth.size), {}, (client,))
+        marks = torch.tensor(mark_examples(truth))
+        return ClientView(self.round, client, view, truth, marks, {}, (client,))
 
     def compare(self) -> tuple[float, float, float]:
         """Return the relative difference, the cosine and the ratio of norms of the sent and the trained update."""
@@ -143,12 +144,17 @@ def fold_epochs(steps: Sequence[Batch]) -> tuple[int, Batch]:
         >>> [fold_epochs(steps)[0] for steps in ([first, second], [first, second, second, first])]
         [1, 2]
     """
-    marks = [[hash(row.numpy().tobytes()) for row in batch.inputs.contiguous()] for batch in steps]
+    marks = [mark_examples(batch) for batch in steps]
     for length in (n for n in range(1, len(steps) + 1) if len(steps) % n == 0):
         parts = [marks[first : first + length] for first in range(0, len(steps), length)]
         if len({tuple(sorted(mark for step in part for mark in step)) for part in parts}) == 1:
             break
     return len(steps) // length, join_steps(steps[:length])
+
+
+def mark_examples(batch: Batch) -> list[int]:
+    """Return a number for each example, equal for equal ones in this process."""
+    return [hash(row.numpy().tobytes()) for row in batch.inputs.cpu().contiguous()]
 
 
 def join_steps(steps: Sequence[Batch]) -> Batch:
