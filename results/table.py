@@ -130,11 +130,11 @@ def _summarise_claims(lines: list[Line]) -> Iterator[str]:
     """Yield lists of a paper's claims: those that stand and those that do not, and the names of all others."""
     claims = group_claims(lines)
     verdicts = {key: verdict_of(same) for key, same in claims.items()}
-    for title, words in {"Stands": ("reproduced", "partly"), "Does not": ("not",)}.items():
-        keys = [key for key in claims if verdicts[key] in words]
+    for title, word in {"Stands": "reproduced", "Stands in part": "partly", "Does not": "not"}.items():
+        keys = [key for key in claims if verdicts[key] == word]
         shown: dict[str, list[str]] = {}  # figures and tables may have the same claim and rows
         for item, claim in keys:
-            shown.setdefault(f"{claim}: {_show(claims[item, claim], words)}", []).append(item)
+            shown.setdefault(f"{claim}: {_show(claims[item, claim])}", []).append(item)
         if keys:
             bullets = [f"- {join_items(items)}: {text}" for text, items in shown.items()]
             yield "\n".join([f"**{title}** ({len(keys)} of {len(claims)} claims):", "", *bullets])
@@ -145,11 +145,15 @@ def _summarise_claims(lines: list[Line]) -> Iterator[str]:
             yield f"**{word.capitalize()}** ({items.total()}): {names}."
 
 
-def _show(lines: list[Line], words: tuple[str, ...]) -> str:
-    """Return what was measured of a claim that has one of these verdicts, with seeds, scale and data."""
-    line = next(line for line in lines if line.verdict in words)
-    where = "; ".join(line.setting.split("; ")[:3])
-    return f"{line.ours} ({where}{'' if line.full else ', reduced'})"
+def _show(lines: list[Line]) -> str:
+    """Return what was measured of a claim, with seeds, scale and data; with verdicts where data sets differ."""
+    measured = [line for line in lines if line.verdict != NOT_RUN]
+    differ = len({line.verdict for line in measured}) > 1
+    texts = []
+    for line in measured:
+        where = "; ".join(line.setting.split("; ")[:3]) + ("" if line.full else ", reduced")
+        texts.append(f"{f'{line.verdict}, ' if differ else ''}{line.ours} ({where})")
+    return "; ".join(texts)
 
 
 def make_pages() -> dict[Path, str]:
