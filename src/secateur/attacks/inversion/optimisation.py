@@ -19,14 +19,7 @@ from typing import Literal, Protocol
 import torch
 from torch import Generator, Tensor
 
-from secateur.attacks.inversion.problem import (
-    Evaluate,
-    Evaluated,
-    NaturalBasis,
-    Variables,
-    consensus,
-    expand_as,
-)
+from secateur.attacks.inversion.problem import Evaluate, Evaluated, NaturalBasis, Variables, consensus, expand_as
 from secateur.gpu.graphs import capture_step
 from secateur.gpu.precision import tf32
 from secateur.interfaces import Params
