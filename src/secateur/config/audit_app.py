@@ -51,7 +51,7 @@ class AuditApp(Fields):
     @property
     def joined(self) -> int:
         """The largest number of a client's rounds that an attack joins."""
-        return max(dict(attack.arguments).get("rounds", 1) for attack in self.attacks)
+        return max(int(dict(attack.arguments).get("rounds", 1)) for attack in self.attacks)
 
     @property
     def watched(self) -> list[int]:

@@ -130,3 +130,22 @@ def test_a_network_that_is_one_layer_has_a_classifier_too():
 def test_label_accuracy_counts_multisets():
     assert labels_right(torch.tensor([1, 1, 2]), torch.tensor([2, 1, 3])) == 2
     assert labels_right(torch.tensor([1]), torch.tensor([1, 1])) == 1
+
+
+def test_bounds_of_the_gradient_count_the_labels_that_signs_alone_do_not():
+    """Mean p is 1/4 of 4 classes; 3 of 8 examples are 0, 4 are 1 and 1 is 2: rows -1/8, -1/4, 1/8, 1/4 times h.
+
+    Entries above .2 show a lower bound alone. Signs say 0 and 1; a count by signs alone would take both alike.
+    """
+    features = torch.tensor([0.1, 0.4, 1.0])
+    weight = torch.tensor([-1 / 8, -1 / 4, 1 / 8, 1 / 4])[:, None] * features
+    low, high = weight - 1e-3, weight + 1e-3
+    low, high = torch.where(weight < -0.2, -torch.inf, low), torch.where(weight > 0.2, torch.inf, high)
+    low, high = torch.where(weight > 0.2, 0.2, low), torch.where(weight < -0.2, -0.2, high)
+    one = torch.ones(1, 1, 1)
+    known = Knowledge(nn.Linear(3, 4), (1, 1, 3), 4, one, one, batch_size=8)
+    sign = {"weight": weight.sign(), "bias": torch.tensor([-1.0, -1.0, 1.0, 1.0])}
+    bounds = ({"weight": low, "bias": sign["bias"]}, {"weight": high, "bias": sign["bias"]})
+    labels, note = infer("idlg", sign, known, bounds=bounds)
+    assert labels.tolist() == [0, 0, 0, 1, 1, 1, 1, 2] and "sizes that a step of Adam shows" in note
+    assert infer("idlg", sign, known)[0].tolist() == [0, 0, 0, 0, 1, 1, 1, 1]

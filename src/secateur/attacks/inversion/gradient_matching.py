@@ -245,7 +245,7 @@ def aim_at(attack: GradientMatching, views: Sequence[ServerView], knowledge: Kno
         observed, unsigned = [one for one, _ in pairs], [mask for _, mask in pairs]
     if attack.distance == "cosine":  # it compares directions
         observed = [rescale(one) for one in observed]
-    labels, note = infer(attack.labels, observed[0], knowledge, index)
+    labels, note = infer(attack.labels, observed[0], knowledge, index, changes[0].bounds)
     notes = [note] if note else []
     lasts = [view.last if attack.follows else None for view in views]
     observed = [one if last is None else tree.mask_tree(one, last) for one, last in zip(observed, lasts, strict=True)]

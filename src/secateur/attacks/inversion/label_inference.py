@@ -20,10 +20,17 @@ from secateur.interfaces import Knowledge, Params
 Rule = Literal["idlg", "bias", "gi", "counts", "joint", "oracle"]
 
 
-def infer(rule: Rule, observed: Params, knowledge: Knowledge, target: int = 0) -> tuple[Tensor | None, str | None]:
+def infer(
+    rule: Rule,
+    observed: Params,
+    knowledge: Knowledge,
+    target: int = 0,
+    bounds: tuple[Params, Params] | None = None,
+) -> tuple[Tensor | None, str | None]:
     """Return the labels (B,) of one target and a note about their source; the labels are None for `joint`.
 
-    Labels that the attacker knows (`Knowledge.labels`) are used with every rule.
+    Labels that the attacker knows (`Knowledge.labels`) are used with every rule. Of a batch whose update shows `bounds`
+    of the gradient, the signs of the bias show classes that are there, and the sizes of the weights their numbers.
     """
     if knowledge.labels is not None:
         if knowledge.labels.ndim != 2 or knowledge.labels.shape[1] != knowledge.batch_size:
@@ -35,6 +42,11 @@ def infer(rule: Rule, observed: Params, knowledge: Knowledge, target: int = 0) -
     if rule == "oracle":
         raise WrongInput("labels", "the rule oracle needs the true labels; pass them, or use another rule")
     weight, bias = last_layer(observed, knowledge)
+    if bounds is not None and rule != "gi" and knowledge.batch_size > 1:
+        low, high = (last_layer(part, knowledge)[0] for part in bounds)
+        present = None if bias is None else bias < 0
+        labels = counts(take_nearest(low, high), None, knowledge.batch_size, present)
+        return labels, "labels: counts from the sizes that a step of Adam shows (estimated)"
     if rule == "bias":
         return _by_bias(weight, bias, knowledge)
     if rule == "gi":
@@ -93,14 +105,25 @@ def _by_smallest(weight: Tensor, knowledge: Knowledge) -> tuple[Tensor, str]:
     return labels, "labels: GI's rule (never finds a class twice)" if knowledge.batch_size > 1 else "labels: GI's rule"
 
 
-def counts(weight: Tensor, bias: Tensor | None, size: int) -> Tensor:
+def take_nearest(low: Tensor, high: Tensor) -> Tensor:
+    """Return the middle of bounds, or the finite one of them; 0 where none is.
+
+    Example:
+        >>> take_nearest(torch.tensor([1.0, 2.0, -torch.inf]), torch.tensor([3.0, torch.inf, -4.0]))
+        tensor([ 2.,  2., -4.])
+    """
+    middle = (low + high) / 2
+    return torch.where(middle.isfinite(), middle, torch.where(low.isfinite(), low, high)).nan_to_num(0, 0, 0)
+
+
+def counts(weight: Tensor, bias: Tensor | None, size: int, present: Tensor | None = None) -> Tensor:
     """Return labels with repetition, (B,) in ascending order, from the negative evidence of each class.
 
     B times the class with the lowest evidence is selected, and the part of one example is added to its evidence. With
     a bias the evidence is dL/db = mean p - n_c / B, and the part of one example is 1 / B. This is exact if the mean
     probabilities of any two classes differ by less than 1 / B. Without a bias, or if it was pruned, the evidence is dW
     along its main direction. The part is then estimated from the classes that must be absent: their evidence is
-    mean p, taken as 1 / K.
+    mean p, taken as 1 / K. Classes that are known to be `present` (K,) get one example each before that.
     """
     classes = weight.shape[0]
     if bias is not None and bool(bias.all()):  # a zero entry shows that the bias was pruned
@@ -109,8 +132,10 @@ def counts(weight: Tensor, bias: Tensor | None, size: int) -> Tensor:
         evidence = _project_rows(weight, bias)
         absent = evidence.topk(max(1, classes - size)).values.mean()
         part = torch.maximum(absent * classes, -evidence.min()) / size
-    labels = []
-    for _ in range(size):
+    labels = [] if present is None else list(present.nonzero().flatten()[:size])
+    for label in labels:
+        evidence[label] += part
+    for _ in range(size - len(labels)):
         lowest = evidence.argmin()
         labels.append(lowest)
         evidence[lowest] += part

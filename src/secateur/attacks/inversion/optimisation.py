@@ -19,14 +19,7 @@ from typing import Literal, Protocol
 import torch
 from torch import Generator, Tensor
 
-from secateur.attacks.inversion.problem import (
-    Evaluate,
-    Evaluated,
-    NaturalBasis,
-    Variables,
-    consensus,
-    expand_as,
-)
+from secateur.attacks.inversion.problem import Evaluate, Evaluated, NaturalBasis, Variables, consensus, expand_as
 from secateur.gpu.graphs import capture_step
 from secateur.gpu.precision import tf32
 from secateur.interfaces import Params
@@ -125,8 +118,8 @@ class Trials:
     def look(self, state: Params) -> Evaluated:
         """Return the objective at the trials' present variables, summed over the rounds.
 
-        With smoothing it is taken at noisy inputs. So it is a draw of the objective's mean over them, which has slopes
-        where ReLU and max-pooling leave the objective itself flat, or let it jump.
+        With smoothing it is taken at noisy inputs. So it is a draw of the objective's mean over such inputs. The mean
+        has slopes where ReLU and max-pooling leave the objective flat, or let it jump.
         """
         variables = {name: state[name] for name in self.names}
         if self.smoothing is not None:
