@@ -29,8 +29,8 @@ def infer(
 ) -> tuple[Tensor | None, str | None]:
     """Return the labels (B,) of one target and a note about their source; the labels are None for `joint`.
 
-    Labels that the attacker knows (`Knowledge.labels`) are used with every rule. Of a batch whose update shows `bounds`
-    of the gradient, the signs of the bias show classes that are there, and the sizes of the weights their numbers.
+    Labels that the attacker knows (`Knowledge.labels`) are used with every rule. An update may show `bounds` of the
+    gradient. Then the signs of the bias show classes of a batch, and the sizes of the weights their numbers.
     """
     if knowledge.labels is not None:
         if knowledge.labels.ndim != 2 or knowledge.labels.shape[1] != knowledge.batch_size:
