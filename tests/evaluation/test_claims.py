@@ -70,6 +70,9 @@ def test_without_a_bound_or_with_shifted_members_nothing_is_decided():
     blind = Row(**(LABELS | {"extra": {"check": "blind"}}), metric="valid", value=0.0, note="members differ")
     shifted = answer([*counts(90, 5), blind], epsilon=1)
     assert shifted.outcome is Outcome.INCONCLUSIVE and "members differ" in shifted.sentence
+    swapped = Row(**(LABELS | {"extra": {"check": "swapped"}}), metric="valid", value=0.0, note="look swapped")
+    unrefuted = answer([*counts(5, 90), swapped], epsilon=1)
+    assert unrefuted.outcome is Outcome.INCONCLUSIVE and "look swapped" in unrefuted.sentence
 
 
 def test_a_claim_about_a_brought_model_says_nothing_about_models_pruned_here():

@@ -6,6 +6,7 @@ from secateur.evaluation.validity import (
     blind_auc,
     blind_baseline,
     check_rows,
+    doubt_order,
     duplicates,
     failures,
     labels,
@@ -74,3 +75,26 @@ def test_rows_of_checks_say_what_failed():
     rows = validity_rows(common, [member_accuracy(0.2, 10), duplicates(batch(9, 0), batch(9, 1))])
     assert [row.value for row in rows] == [0.0, 1.0] and rows[0].extra["check"] == "members"
     assert failures(rows) == [rows[0].note]
+
+
+def answers_of(right_inside, right_outside, rows=200, shift=0.0, seed=0):
+    rng = torch.Generator().manual_seed(seed)
+    is_member = torch.arange(2 * rows) < rows
+    hits = torch.rand(2 * rows, generator=rng) < torch.where(is_member, right_inside, right_outside)
+    return hits, torch.rand(2 * rows, generator=rng) + shift * ~is_member, is_member
+
+
+@pytest.mark.parametrize(("inside", "outside", "shift"), [(0.84, 1.0, 0.0), (0.5, 0.9, 0.0), (1.0, 1.0, 0.5)])
+def test_members_and_others_that_look_swapped_are_doubted(inside, outside, shift):
+    (check,) = doubt_order(*answers_of(inside, outside, shift=shift))
+    assert not check.holds and check.sentence.startswith("members and others look swapped")
+    assert "the first train_size rows (or the file's member column)" in check.sentence
+
+
+@pytest.mark.parametrize("right", [0.3, 0.9, 0.99, 1.0])
+def test_a_model_as_good_on_others_is_not_doubted_by_chance(right):
+    assert not any(doubt_order(*answers_of(right, right, seed=seed)) for seed in range(50))
+
+
+def test_a_defense_that_leaves_members_less_confident_is_not_doubted():
+    assert doubt_order(*answers_of(0.95, 0.9, shift=0.5)) == []

@@ -78,6 +78,18 @@ def test_a_file_is_audited_as_it_is(file, brought, tmp_path):
     assert file in (tmp_path / "run" / "report.html").read_text()
 
 
+@pytest.mark.parametrize("file", ["net.onnx", "net.pt2"])
+def test_members_and_others_that_are_swapped_pass_no_limit(file, brought, tmp_path, capsys):
+    folder, _ = brought
+    arrays = dict(np.load(folder / "own.npz"))
+    swapped = {name: arrays[name][::-1] for name in ("inputs", "labels")}
+    np.savez(tmp_path / "swapped.npz", **swapped, train_size=ROWS)
+    limits = ["--set", "limits.auc=.8", "--set", "limits.attacker=no-shadows", "--attack", "conf"]
+    assert audit(tmp_path / "run", "--model", folder / file, "--data", tmp_path / "swapped.npz", *limits) == 3
+    assert "swapped" in {row.extra.get("check") for row in load_rows(tmp_path / "run") if row.value == 0}
+    assert "members and others look swapped" in (tmp_path / "run" / "report.html").read_text()
+
+
 @pytest.mark.parametrize(("form", "said"), [("Softmax", "returns probabilities"), ("LogSoftmax", "log-probabilities")])
 def test_outputs_that_are_no_logits_are_not_softmaxed_again_and_that_is_said(form, said, brought, tmp_path, capsys):
     folder, auc = brought
@@ -162,6 +174,7 @@ def test_a_dry_run_reads_the_model_and_trains_nothing(brought, tmp_path, capsys)
     [
         (["--model", "net.onnx", "--pruner", "l1-unstructured"], "pruner: needs training"),
         (["--model", "net.onnx", "--shadows", "3"], "shadows: needs training"),
+        (["--model", "net.onnx", "--attack", "lira"], "attack: lira needs shadow models; from Python secateur.audit("),
         (["--model", "net.onnx", "--weights", "net.pt"], "weights: net.onnx has its own"),
         (["--model", "net.pt"], "net.pt holds weights without a structure"),
         (["--model", "net.pkl"], "model: net.pkl would execute code to be read"),

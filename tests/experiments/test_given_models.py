@@ -110,6 +110,21 @@ def test_members_repeated_among_the_non_members_are_no_proof_of_safety(audit, tm
     assert "non-members are members too" in (tmp_path / "run" / "report.html").read_text()
 
 
+def test_members_and_others_that_are_swapped_pass_no_limit(audit, given, tmp_path, capsys):
+    arrays = dict(np.load(given / "own.npz"))
+    swapped = {name: np.roll(arrays[name], -MEMBERS, 0) for name in ("inputs", "labels")}
+    np.savez(tmp_path / "swapped.npz", **swapped, train_size=ROWS - MEMBERS)
+    limits = ["--set", "limits.auc=.8", "--set", "limits.attacker=no-shadows", "--attack", "conf"]
+    assert audit(*limits, data=tmp_path / "swapped.npz") == 3
+    assert check_of(tmp_path / "run", "swapped").value == 0
+    assert "members and others look swapped" in capsys.readouterr().err
+
+
+def test_an_attack_that_needs_shadows_is_refused_without_a_recipe(audit, capsys):
+    assert audit("--attack", "lira") == 2
+    assert "attack: lira needs shadow models; give a `train:` recipe" in capsys.readouterr().err
+
+
 def test_trained_weights_are_refused_without_weights_and_where_shadows_would_begin_at_them(audit, capsys):
     for weights, flags in ((False, ["--set", "train.epochs=2"]), (True, ["--set", "train.epochs=2"])):
         assert audit(*flags, model="trained", weights=weights) == 2

@@ -89,8 +89,8 @@ def test_without_shadows_and_without_a_choice_all_that_rank_are_run(tmp_path, ca
     assert all(row.value > 0.5 for row in rows if row.metric == "auc")
     undecided = {row.attack: row.note for row in rows if row.metric == "balanced_accuracy" and row.value is None}
     assert undecided.keys() == {"conf", "xent", "entropy", "mentr", "top1-conf"} and "threshold" in undecided["conf"]
-    assert main([*bare, "--attack", "nn"]) == 0
-    assert "nn: needs shadow models' predictions; add shadow_" in " ".join(capsys.readouterr().out.split())
+    assert main([*bare, "--attack", "nn"]) == 2
+    assert "attack: nn needs shadow models' predictions; add shadow_" in capsys.readouterr().err
     np.savez(tmp_path / "p.npz", **table(0), **{f"shadow_{name}": array for name, array in table(1).items()})
     assert main([*bare, "--dry-run"]) == 0
     assert capsys.readouterr().out.endswith("with nn, conf, xent, entropy, mentr, top1-conf, correctness\n")
@@ -175,6 +175,16 @@ def test_shadows_that_all_trained_on_the_same_rows_are_refused_for_lira(tmp_path
     assert audit(tmp_path / "p.npz", tmp_path / "run", "--attack", "lira,conf") == 0
     notes = {row.attack: row.note for row in load_rows(tmp_path / "run") if row.metric == "auc" and row.value is None}
     assert notes.keys() == {"lira"} and "in one of the models and out of another" in notes["lira"]
+
+
+def test_members_and_others_that_are_swapped_pass_no_limit(tmp_path, capsys):
+    arrays = table(0)
+    np.savez(tmp_path / "p.npz", **arrays | {"membership": ~arrays["membership"]})
+    limits = ["--set", "limits.auc=.8", "--set", "limits.attacker=no-shadows", "--set", "limits.decide=value"]
+    assert audit(tmp_path / "p.npz", tmp_path / "run", "--attack", "conf", *limits) == 3
+    printed = capsys.readouterr()
+    assert "members and others look swapped" in printed.err and "or the file's member column" in printed.err
+    assert "INCONCLUSIVE. Nothing is known of leakage: members and others" in " ".join(printed.out.split())
 
 
 def columns_of(arrays):

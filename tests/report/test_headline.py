@@ -159,6 +159,8 @@ def test_the_attacker_and_the_rows_are_named():
     sentence = build_headline([*LEAK, *counts]).sentences[-1]
     assert sentence.startswith("1,200 members and 900 non-members were asked about.")
     assert "has shadow models of its own" in sentence and "the rows of one training; another may differ" in sentence
+    stronger = [measured("auc", 0.8, attack="conf"), *LEAK]
+    assert "needs no shadow models; attackers with shadow models were weaker" in build_headline(stronger).sentences[-1]
     several = build_headline([*LEAK, *(replace(row, seed=1) for row in LEAK)]).sentences[-1]
     assert "2 trainings and their rows" in several
 

@@ -20,7 +20,7 @@ from secateur.catalogue import methods, name_of
 from secateur.config.base import Limits, PrivacyClaim, Unit
 from secateur.evaluation.attack_strength import list_missing, measure_strength
 from secateur.evaluation.membership import COUNTS
-from secateur.evaluation.validity import failures
+from secateur.evaluation.validity import SWAPPED, doubt_leaks, failures
 from secateur.metrics.epsilon import LEVEL as EPSILON_LEVEL
 from secateur.metrics.epsilon import Counts, bound_of, one_run_bound
 from secateur.metrics.estimates import average, average_on_same, holm, mean_of, p_above
@@ -145,7 +145,7 @@ def check(rows: Sequence[Row], policy: Policy) -> list[Check]:
     by_subject: dict[tuple[str, str], list[Evidence]] = {}
     for item in collect(rows, policy.limits):
         by_subject.setdefault((item.subject, item.measure), []).append(item)
-    invalid, shifted = failures(rows), failures(rows, "blind")
+    invalid, shifted = failures(rows), doubt_leaks(rows)
     surpassed = _find_surpassed([item for items in by_subject.values() for item in items], policy.limits)
     checks = []
     for (subject, measure), items in by_subject.items():
@@ -188,8 +188,10 @@ def check_claims(rows: Sequence[Row], brought: PrivacyClaim | None = None) -> li
             claims[subject] = PrivacyClaim(epsilon=row.value, delta=deltas.get(subject, 0.0), unit=unit)
         elif brought is not None and row.pruner in ("none", "given") and row.attack is not None:
             claims.setdefault(subject, brought)
-    shifted = failures(rows, "blind")
-    return [_check_claim(name, claim, _bounds(rows, name, claim.delta), shifted) for name, claim in claims.items()]
+    shifted, swapped = doubt_leaks(rows), failures(rows, SWAPPED)
+    return [
+        _check_claim(name, claim, _bounds(rows, name, claim.delta), shifted, swapped) for name, claim in claims.items()
+    ]
 
 
 def _bounds(rows: Sequence[Row], subject: str, delta: float) -> dict[str, float]:
@@ -214,9 +216,13 @@ def _bounds(rows: Sequence[Row], subject: str, delta: float) -> dict[str, float]
     return bounds
 
 
-def _check_claim(subject: str, claim: PrivacyClaim, bounds: Mapping[str, float], shifted: Sequence[str]) -> Check:
+def _check_claim(
+    subject: str, claim: PrivacyClaim, bounds: Mapping[str, float], shifted: Sequence[str], swapped: Sequence[str]
+) -> Check:
     """Return the answer to one claim: refuted, not refuted, or not tested."""
     text = f"the claimed epsilon {claim.epsilon:.4g} (delta {claim.delta:.3g}, for one {claim.unit})"
+    if swapped:
+        return Check(subject, CLAIM, claim.epsilon, Outcome.INCONCLUSIVE, reason=f"{text} is {UNTESTED}: {swapped[0]}")
     if claim.unit != "example" or not bounds:
         reason = "attacks ask about single examples" if bounds else "no attack measured an epsilon"
         return Check(subject, CLAIM, claim.epsilon, Outcome.INCONCLUSIVE, reason=f"{text} is {UNTESTED}: {reason}")

@@ -17,18 +17,25 @@ from torch.nn.functional import adaptive_avg_pool2d
 
 from secateur.attacks.membership.reference_models import content
 from secateur.interfaces import Batch, Guesses
-from secateur.metrics.estimates import p_above
-from secateur.metrics.membership import Estimate, evaluate
+from secateur.metrics.estimates import difference, p_above
+from secateur.metrics.membership import Estimate, evaluate, share
 from secateur.runs.rows import Row
 from secateur.seeding import derive
 
 METRIC = "valid"
+SWAPPED = "swapped"
+MEMBERS_FIRST = (
+    "members come first: the first train_size rows (or the file's member column) must be those that the model was "
+    "trained on"
+)
 BLIND_LEVEL = 0.001  # chance of a false alarm of the blind baseline
 BLIND_ROWS = 2000  # of each side: enough for an AUC of .53 to be seen
 SIDE = 8  # pictures are averaged to at most 8 x 8 pixels for the blind baseline
 TREES = 50
 DUPLICATES = 0.01  # share of non-members that may be members too
 LEARNT = 0.3  # share of the way from chance to 1 that a trained model's members reach
+SWAPPED_LEVEL = 0.0005  # one side of a 99.9 % interval
+SWAPPED_ACCURACY, SWAPPED_AUC = 0.01, 0.53  # others known better than members by less may be an easier sample
 APART = 0.15  # difference in accuracy beyond which shadows do not resemble the victim
 
 
@@ -122,6 +129,26 @@ def member_accuracy(accuracy: float, classes: int) -> Validity:
     return Validity("members", False, sentence)
 
 
+def doubt_order(hits: Tensor, confidence: Tensor, is_member: Tensor) -> list[Validity]:
+    """Return the doubt that members and others are swapped, for a model as it was trained; none if there is no sign.
+
+    Args:
+        hits: (N,) 1 where the model is right.
+        confidence: (N,) probability of the true label.
+        is_member: (N,) bool.
+    """
+    inside, outside = share(hits[is_member]), share(hits[~is_member])
+    if outside.value < inside.value:
+        return []  # a defense may leave members less confident, but not less often right
+    shown = f"the model is right on {100 * inside.value:.1f} % of the members and {100 * outside.value:.1f} % of others"
+    if p_above(difference(outside, inside), SWAPPED_ACCURACY) > SWAPPED_LEVEL:
+        auc = evaluate(Guesses(confidence, None), ~is_member)["auc"]
+        if p_above(auc, SWAPPED_AUC) > SWAPPED_LEVEL:
+            return []
+        shown += f", and is surer of others (AUC {auc.value:.3f} [{auc.low:.3f}, {auc.high:.3f}])"
+    return [Validity(SWAPPED, False, f"members and others look swapped: {shown}; {MEMBERS_FIRST}")]
+
+
 def resemblance(victim: Accuracy, shadows: Sequence[Accuracy], rows: Sequence[int]) -> Validity:
     """Check that the shadow models are like the victim: as accurate on their own members, and on others.
 
@@ -168,6 +195,11 @@ def failures(rows: Sequence[Row], name: str | None = None) -> list[str]:
     """Return the sentences of the checks that do not hold; of all, or of the one with this name."""
     failed = [row for row in rows if row.metric == METRIC and row.value == 0]
     return list(dict.fromkeys(row.note or "" for row in failed if name in (None, row.extra.get("check"))))
+
+
+def doubt_leaks(rows: Sequence[Row]) -> list[str]:
+    """Return the failures under which a leak may be none: members that differ by themselves, or are swapped."""
+    return failures(rows, "blind") + failures(rows, SWAPPED)
 
 
 def _sample(batch: Batch, rng: torch.Generator) -> Batch:

@@ -16,11 +16,12 @@ from secateur.data.partition import Part, in_out, in_out_pool
 from secateur.evaluation.membership import write_records
 from secateur.evaluation.setup import join_population, prepare, with_scaling
 from secateur.evaluation.validity import Validity
-from secateur.experiments.audit_evaluation import AuditEvaluation, make_together
+from secateur.experiments.audit_evaluation import NO_SHADOWS, AuditEvaluation, make_together
 from secateur.experiments.black_box import ROWS, can_only_be_asked, plan_black_box
 from secateur.experiments.context import (
     SeedContext,
     check_audit,
+    check_possible,
     fit_attacks,
     fit_pruners,
     population_of,
@@ -143,7 +144,9 @@ def _with_possible_methods(config: Audit) -> Audit:
         pruners = [pruner for pruner in config.pruner if pruner.find_part(TrainsWithPenalty) is None]
         config = config.model_copy(update={"pruner": pruners})
     if not config.trains_shadows:
-        return config.with_default_attacks(*RANKING, "blindmi")
+        config = config.with_default_attacks(*RANKING, "blindmi")
+        check_possible(config.attack, NO_SHADOWS)
+        return config
     if config.weights is not None and not {"shadows", "in_out"} & config.model_fields_set:
         config = config.model_copy(update={"shadows": 0, "in_out": IN_OUT})
     able = [attack for attack in config.attack if shortage(attack, config.shadows, config.in_out) is None]

@@ -111,6 +111,7 @@ class AuditEvaluation:
         if self.config.weights is not None and victim.pruner is None:
             accuracy = self._accuracy(VICTIM, victim, model).train
             context.run.add(validity_rows(labels, [member_accuracy(accuracy, context.data.classes)]))
+            exposure.check_order(labels)
             context.run.add(sparsity_rows(labels, module_of(context, victim, model), self._structure))
         if victim.pruner is not None:
             self._measure_drop(victim, labels)

@@ -20,7 +20,7 @@ from secateur.evaluation.limits import claim_rows
 from secateur.evaluation.membership import cache_answers, write_records
 from secateur.evaluation.setup import check_groups, choose_scaling
 from secateur.evaluation.validity import Validity, member_accuracy, outputs, validity_rows
-from secateur.experiments.context import shortage
+from secateur.experiments.context import check_possible, shortage
 from secateur.experiments.exposure import RANKING, MembershipExposure, fit_attack
 from secateur.interfaces import Batch, BlackBox, Candidates, Shadow
 from secateur.metrics.epsilon import LEVEL
@@ -128,7 +128,9 @@ def check_black_box(config: Audit) -> Audit:
         raise WrongInput("before", "needs the model after as a file: --weights, or --model net.onnx and the like")
     if config.protocol != "known":
         raise WrongInput("protocol", f"{config.protocol} needs shadow models; use known")
-    return config.with_default_attacks(*RANKING, "blindmi").model_copy(update={"pruner": []})
+    config = config.with_default_attacks(*RANKING, "blindmi").model_copy(update={"pruner": []})
+    check_possible(config.attack, NO_SHADOWS)
+    return config
 
 
 def name_model(config: Audit) -> str:
@@ -250,6 +252,8 @@ class BoxAudit:
         sides = (self.members, self.nonmembers, Candidates(both))
         exposure = MembershipExposure(self.run, self.seed, *sides, lambda: box, title, self.ids, level, self.groups)
         exposure.measure_accuracy(labels)
+        if trained:
+            exposure.check_order(labels)
         if not box.labels_only:
             answers = box.predict(self.members.inputs)
             classes, hits = answers.shape[1], answers.argmax(1) == self.members.labels

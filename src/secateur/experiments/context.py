@@ -6,7 +6,7 @@ The checks refuse missing packages of an extra and too few shadow models.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property
@@ -223,6 +223,12 @@ def check_models(attack: Choice, shadows: int, in_out: int = 0, left: str = "") 
     """Refuse an attack that needs more attacker's models than there are."""
     if (missing := shortage(attack, shadows, in_out)) is not None:
         raise WrongInput("shadows", left + missing)
+
+
+def check_possible(attacks: Sequence[Choice], reason: str) -> None:
+    """Refuse attacks of which none can run without shadow models; where some can, a note says what the others need."""
+    if attacks and all(shortage(attack, 0) is not None for attack in attacks):
+        raise WrongInput("attack", f"{attacks[0]} {reason}; or add conf, which needs none")
 
 
 def shortage(attack: Choice, shadows: int, in_out: int = 0) -> str | None:

@@ -30,10 +30,10 @@ from secateur.evaluation.membership import (
     list_most_exposed,
     worst_groups,
 )
-from secateur.evaluation.validity import Validity, check_rows, validity_rows
+from secateur.evaluation.validity import Validity, check_rows, doubt_order, validity_rows
 from secateur.experiments.pipeline import ModelJob, guarantees
 from secateur.experiments.threat_models import Compression
-from secateur.inference import logits
+from secateur.inference import logits, true_probability
 from secateur.interfaces import Batch, BlackBox, Candidates, InOut, MembershipAttack, Shadow
 from secateur.metrics.epsilon import LEVEL, epsilon_bound, one_run_bound
 from secateur.metrics.gaps import portrait
@@ -100,6 +100,15 @@ class MembershipExposure:
         self.run.add(Row(**labels, metric=name, value=float(count)) for name, count in counts.items())
         done = self.run.stage("validity", {"data": key, "seed": self.seed, "rows": counts}, compute).data
         self.run.add(validity_rows(labels, [Validity(*check) for check in done["checks"]]))
+
+    def check_order(self, labels: dict[str, Any]) -> None:
+        """Doubt members that a model, as it was trained, knows less well than others."""
+        answers = [self.box.predict(side.inputs) for side in (self.members, self.nonmembers)]
+        true = torch.cat([self.members.labels, self.nonmembers.labels])
+        both = torch.cat(answers)
+        is_member = torch.arange(len(true)) < self.members.size
+        hits, confidence = (side.cpu() for side in (both.argmax(1) == true, true_probability(both, true)))
+        self.run.add(validity_rows(labels, doubt_order(hits, confidence, is_member)))
 
     def measure_gaps(self, labels: dict[str, Any], classes: int, key: str = "") -> None:
         """Measure the gaps between answers for members and for non-members; `key` is the model's stage key."""

@@ -16,11 +16,11 @@ from secateur.data.prediction_files import PredictionFile, read_predictions
 from secateur.errors import WrongInput
 from secateur.evaluation.limits import claim_rows
 from secateur.evaluation.membership import write_records
-from secateur.evaluation.validity import Accuracy, Validity, member_accuracy, resemblance, validity_rows
+from secateur.evaluation.validity import Accuracy, Validity, doubt_order, member_accuracy, resemblance, validity_rows
 from secateur.evaluation.validity import labels as check_labels
 from secateur.experiments.context import file_key, shortage
 from secateur.experiments.exposure import RANKING, MembershipExposure, fit_attack
-from secateur.inference import ask_labels
+from secateur.inference import ask, ask_labels, true_probability
 from secateur.interfaces import Batch, BlackBox, Candidates, InOut, MembershipAttack, Shadow
 from secateur.metrics.epsilon import LEVEL
 from secateur.metrics.membership import share
@@ -96,6 +96,9 @@ class PredictionsAttacker:
     def choose_attacks(self, config: Audit) -> Audit:
         """Return the configuration with all attacks that the file can answer, unless the user chose attacks."""
         if "attack" in config.model_fields_set:
+            reasons = [self._reason(attack) for attack in config.attack]
+            if reasons and None not in reasons:
+                raise WrongInput("attack", f"{config.attack[0]} {reasons[0]}")
             return config
         names = [name for name in (*STRONGER, *RANKING) if len(self._marks) <= LARGE or name != "nn"]
         able = [attack for name in names if self._reason(attack := choice("attack", name)) is None]
@@ -159,7 +162,7 @@ def _model_rows(attacker: PredictionsAttacker, labels: dict[str, Any]) -> list[R
     """Return the rows of the model itself: accuracies, numbers of rows, and the checks that need no inputs."""
     victim = attacker.victim
     classes = victim.probabilities.shape[1]
-    hits = ask_labels(attacker.box, attacker.candidates.batch) == victim.labels
+    hits, confidence = ask(attacker.box, attacker.candidates.batch, _rate)
     sides = {"train_accuracy": victim.membership, "test_accuracy": ~victim.membership}
     rows = [Row(**labels, metric=name, **share(hits[side])._asdict()) for name, side in sides.items()]
     counts = {"members": victim.membership, "nonmembers": ~victim.membership}
@@ -167,7 +170,13 @@ def _model_rows(attacker: PredictionsAttacker, labels: dict[str, Any]) -> list[R
     members, _ = attacker.sides
     accuracy = Accuracy(*(float(hits[side].double().mean()) for side in (victim.membership, ~victim.membership)))
     checks = [member_accuracy(accuracy.train, classes), check_labels(members, classes)]
+    checks += doubt_order(hits, confidence, victim.membership)
     return rows + validity_rows(labels, [*checks, *_compare_shadows(attacker, accuracy)])
+
+
+def _rate(probabilities: Tensor, labels: Tensor) -> Tensor:
+    """Return (2, N): 1 where an answer is right, and the probability of the true label."""
+    return torch.stack([(probabilities.argmax(1) == labels).to(probabilities), true_probability(probabilities, labels)])
 
 
 def _compare_shadows(attacker: PredictionsAttacker, victim: Accuracy) -> list[Validity]:

@@ -22,7 +22,7 @@ from secateur.evaluation.limits import (
     subject_of,
     uses_shadows,
 )
-from secateur.evaluation.validity import METRIC, Validity, failures
+from secateur.evaluation.validity import METRIC, SWAPPED, Validity, doubt_leaks, failures
 from secateur.metrics.estimates import holm
 from secateur.report.summary import group_by, name_deed
 from secateur.report.table import WORST, name_measure
@@ -90,7 +90,10 @@ def _build_measured(rows: Sequence[Row], limits: Sequence[Check]) -> Headline:
     top = select_strongest(_split(shipped).get("auc", []))
     deed = name_deed((row.pruner, row.sparsity) for row in rows)
     sentences = [_describe_magnitude(shipped, before, leaking, deed), _describe_change(rows, top, deed)]
-    sentences += [_describe_doubt(rows, leaking), _describe_attacker(rows, top)]
+    sentences += [_describe_doubt(rows, leaking)]
+    if swapped := failures(rows, SWAPPED):
+        sentences = [f"Nothing is known of leakage: {sentence}." for sentence in swapped[:1]]
+    sentences.append(_describe_attacker(rows, top, shipped))
     numbers = [_format_strongest(items) for items in _split(collected).values()]
     return Headline(
         badge,
@@ -156,7 +159,7 @@ def _split(items: Sequence[Evidence]) -> Mapping[str, list[Evidence]]:
 
 def _choose_badge(shipped: Sequence[Evidence], leaking: set[str], rows: Sequence[Row]) -> Badge:
     """Return the answer without limits; of members that differ by themselves no leak can be told."""
-    if leaking and not failures(rows, "blind"):
+    if leaking and not doubt_leaks(rows):
         tops = {measure: select_strongest(items) for measure, items in _split(shipped).items()}
         auc, tpr = (top.estimate.value if (top := tops.get(m)) and top.estimate else 0.0 for m in MEASURES[:2])
         large = auc >= STRONG_AUC or tpr >= STRONG_TPR
@@ -200,7 +203,7 @@ def _describe_change(rows: Sequence[Row], top: Evidence | None, deed: str) -> st
     return f"{_capitalise(deed)} {verb} the leakage: {change}."
 
 
-def _describe_attacker(rows: Sequence[Row], top: Evidence | None) -> str:
+def _describe_attacker(rows: Sequence[Row], top: Evidence | None, shipped: Sequence[Evidence]) -> str:
     """Return how many rows were asked about, how many trainings the numbers cover, and what the attacker had."""
     counts = [
         max((row.value or 0 for row in rows if row.metric == name), default=0) for name in ("members", "nonmembers")
@@ -211,7 +214,9 @@ def _describe_attacker(rows: Sequence[Row], top: Evidence | None) -> str:
         f"{trainings} trainings and their rows" if trainings > 1 else "the rows of one training; another may differ"
     )
     shadowed = top is not None and top.attack is not None and uses_shadows(top.attack)
-    knows = "has shadow models of its own" if shadowed else "has no shadow models"
+    beaten = any(item.attack and uses_shadows(item.attack) for item in shipped)
+    without = "needs no shadow models; attackers with shadow models were weaker" if beaten else "has no shadow models"
+    knows = "has shadow models of its own" if shadowed else without
     public = max((row.value or 0 for row in rows if row.metric == "population"), default=0)
     knows += f", trained with {public:,.0f} more rows of its own" if public and shadowed else ""
     asked += "Members are the records that the model was trained on. " if asked else ""
