@@ -231,7 +231,9 @@ def users_own(field: str, reference: str) -> Callable[..., Any]:
         target = getattr(importlib.import_module(module), function)
     except Exception as error:  # the user's code may raise anything
         reason = f"{type(error).__name__}: {error}"
-        raise WrongInput(field, f"{reference!r} cannot be imported ({reason}); use module:function") from error
+        absent = isinstance(error, ModuleNotFoundError) and error.name == module
+        advice = f"start secateur in the folder of {module}.py" if absent else "use module:function"
+        raise WrongInput(field, f"{reference!r} cannot be imported ({reason}); {advice}") from error
     if not inspect.isroutine(target) and not inspect.isclass(target):
         raise WrongInput(field, f"{reference} is {type(target).__name__}; it must be a function")
     return target

@@ -101,3 +101,5 @@ def test_too_few_rows_outside_the_members_are_refused(shadows, least, rng):
     split_trained(50 + least, 50, shadows, rng)
     with pytest.raises(WrongInput, match=f"^data: {least - 1} rows lie outside the members"):
         split_trained(50 + least - 1, 50, shadows, rng)
+    with pytest.raises(WrongInput, match=r"^data: all 50 rows are members, as if train_size were missing"):
+        split_trained(50, 50, shadows, rng)

@@ -156,7 +156,7 @@ def test_silence_is_not_a_pass():
     (only,) = decided([row(metric="auc", value=None, note="needs shadow models")])
     assert only.outcome is INCONCLUSIVE and "needs shadow models" in only.sentence
     (drop,) = check([auc(0.5, 0.4, 0.6)], Policy({"accuracy_drop": 0.02}))
-    assert drop.outcome is INCONCLUSIVE and "was not measured" in drop.sentence
+    assert drop.outcome is INCONCLUSIVE and "was not measured" in drop.sentence and "(--before)" in drop.sentence
 
 
 def test_an_original_that_is_audited_alone_is_held_to_the_limits():

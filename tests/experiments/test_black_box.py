@@ -184,18 +184,23 @@ def test_a_dry_run_reads_the_model_and_trains_nothing(brought, tmp_path, capsys)
         (["--model", "wide.pt"], "model: must accept inputs of the shape (20,)"),
         (["--model", "nan.pt"], "model: returned NaN"),
         (["--model", "noisy.pt"], "model: it answers the same input differently"),
+        (["--model", "channels.pt", "--data", "last.npz"], "pictures must be (N, channels, height, width)"),
+        (["--model", "apart/net.onnx"], "keep net.onnx.data beside it"),
         (["--model", "net.onnx", "--data", "all.npz"], "all has 0 rows after its 120 members"),
     ],
 )
 def test_a_wrong_model_is_one_sentence(flags, sentence, brought, tmp_path, monkeypatch, capsys):
     folder, _ = brought
     monkeypatch.chdir(folder)
-    layers = {"three.pt": nn.Linear(WIDTH, 3), "wide.pt": nn.Linear(WIDTH + 1, 2)}
+    layers = {"three.pt": nn.Linear(WIDTH, 3), "wide.pt": nn.Linear(WIDTH + 1, 2), "channels.pt": nn.Conv2d(1, 2, 3)}
     layers |= {"nan.pt": nn.Sequential(nn.Linear(WIDTH, 2), nn.Threshold(1e9, float("nan"))), "noisy.pt": Noisy()}
     for name, layer in layers.items():
         torch.jit.script(layer).save(folder / name)
     arrays = dict(np.load(folder / "own.npz"))
     np.savez(folder / "all.npz", inputs=arrays["inputs"], labels=arrays["labels"])
+    np.savez(folder / "last.npz", inputs=np.zeros((20, 8, 8, 1), np.float32), labels=np.arange(20) % 2, train_size=10)
+    (folder / "apart").mkdir(exist_ok=True)
+    (folder / "apart" / "net.onnx").write_bytes((folder / "net.onnx").read_bytes())  # without net.onnx.data
     rest = [] if "--data" in flags else ["--data", "own.npz"]
     assert audit(tmp_path / "run", *flags, *rest) == 2
     message = capsys.readouterr().err

@@ -93,7 +93,10 @@ def test_a_users_hyper_parameter(mine):
     ("name", "says"),
     [
         ("my_nets:absent", "cannot be imported .*absent"),
-        ("no_such_module:net", "cannot be imported .*no_such_module"),
+        (
+            "no_such_module:net",
+            "cannot be imported .*no_such_module.*start secateur in the folder of no_such_module.py",
+        ),
         (":net", "cannot be imported"),
         ("my_nets:", "cannot be imported"),
         ("my_nets:broken", "raised RuntimeError: no weights today"),

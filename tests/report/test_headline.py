@@ -32,6 +32,12 @@ def test_the_sentence_has_a_magnitude_and_that_of_the_original():
     assert build_headline(LEAK).sentences[0].endswith("among 1,000 others.")
 
 
+def test_a_leak_without_rare_accusations_is_told_by_its_auc():
+    blind = measured("tpr_at_fpr_0.01", 0.012, 0.01)
+    sentence = build_headline([measured("auc", 0.6), blind]).sentences[0]
+    assert sentence.startswith("An attacker recognises members better than by guessing: AUC 0.600 [0.580, 0.620] under")
+
+
 def test_an_original_that_is_audited_alone_has_no_before():
     headline = build_headline(BEFORE)
     assert headline.badge.text == "LEAKS STRONGLY" and "before pruning" not in headline.sentences[0]

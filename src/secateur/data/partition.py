@@ -235,6 +235,8 @@ def split_trained(n: int, members: int, shadows: int, rng: Generator, population
     A tenth of the other rows is for early stopping. The remainder is halved: non-members to attack, and the attacker's
     data. Without shadows, or with a population (P,) of the attacker's, all of it are non-members to attack.
     """
+    if members == n:
+        raise WrongInput("data", f"all {n} rows are members, as if train_size were missing; set it: {ADVICE}")
     outside = members + torch.randperm(n - members, generator=rng)
     tenth = len(outside) // 10
     if not shadows or population is not None:

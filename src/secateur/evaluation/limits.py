@@ -39,6 +39,10 @@ PICTURES = ("recognisable", "psnr")  # measures of pictures, which a weak attack
 CLAIM = "claimed_epsilon"
 CANARIES = "the canaries' training"
 CANARY_COUNTS = ("canaries", "canary_guesses", "canary_right")
+UNMEASURED = {
+    "accuracy_drop": "it was not measured, as this run has no model before a compression to compare with; "
+    "name one (--before), or leave this limit out"
+}
 UNTESTED = "not tested by this audit"
 
 
@@ -252,8 +256,9 @@ def _list_missing(checks: Sequence[Check], limits: Mapping[str, float]) -> list[
     for name, limit in limits.items():
         anywhere = any(measure == name for _, measure in known)
         subjects = dict.fromkeys(subject for subject, _ in known) if anywhere else ["this run"]
+        reason = "it was not measured" if anywhere else UNMEASURED.get(name, "it was not measured")
         missing += [
-            Check(subject, name, limit, Outcome.INCONCLUSIVE, reason="it was not measured")
+            Check(subject, name, limit, Outcome.INCONCLUSIVE, reason=reason)
             for subject in subjects
             if (subject, name) not in known
         ]

@@ -217,7 +217,10 @@ def explain_failure(field: str, rows: Tensor) -> Iterator[None]:
         reason = f"{type(error).__name__}: {str(error).strip().partition(chr(10))[0]}"
         wanted = f"must accept inputs of the shape {tuple(rows.shape[1:])}"
         hint = "" if rows.is_floating_point() else f", and of the type {rows.dtype}"
-        raise WrongInput(field, f"{wanted}{hint}; it raised {reason}") from error
+        last = rows.ndim == 4 and rows.shape[1] > rows.shape[3]
+        layout = "; pictures must be (N, channels, height, width)" if last or rows.ndim in (2, 3) else ""
+        layout = layout if rows.is_floating_point() else ""
+        raise WrongInput(field, f"{wanted}{hint}; it raised {reason}{layout}") from error
 
 
 def check_labels(field: str, labels: Tensor, classes: int) -> None:

@@ -243,7 +243,10 @@ class OnnxModel:
         try:
             self.session = onnxruntime.InferenceSession(path, options, providers=["CPUExecutionProvider"])
         except Exception as error:  # ONNX Runtime has kinds of its own
-            raise WrongInput("model", f"{path} cannot be read as an ONNX file: {_first_line(error)}") from error
+            reason = _first_line(error)
+            if "External data path does not exist" in str(error):
+                reason = f"its weights are in a file of their own; keep {path.name}.data beside it"
+            raise WrongInput("model", f"{path} cannot be read as an ONNX file: {reason}") from error
         self.inputs = self.session.get_inputs()
         self.outputs = [output.name for output in self.session.get_outputs()]
 

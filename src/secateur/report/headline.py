@@ -39,6 +39,7 @@ MEANINGS = {
     "tpr_at_fpr_0.001": "share of members that are named while 1 of 1,000 others is accused",
 }
 STRONG_AUC, STRONG_TPR = 0.7, 0.1  # a leak that anyone would call large
+FPR = 0.01  # of the sentence with a magnitude
 CROWD = 1000  # people of the sentence with a magnitude
 ANSWERS = {
     Outcome.ABOVE: Badge("FAIL: above a limit", "bad"),
@@ -176,7 +177,13 @@ def _describe_magnitude(shipped: Sequence[Evidence], before: Sequence[Evidence],
         return "No attack that was run was shown to be better than guessing; a stronger attack might be."
     if top is None or top.estimate is None:
         return "An attacker recognises members better than by guessing; rare accusations could not be measured."
-    named, price = round(CROWD * top.estimate.value), round(CROWD * 0.01)
+    auc = select_strongest(_split(shipped).get("auc", []))
+    if top.estimate.low <= FPR and auc is not None and auc.estimate is not None and auc.estimate.low > GUESSING:
+        value, low, high = auc.estimate[:3]
+        shown = f"AUC {value:.3f} [{low:.3f}, {high:.3f}] under {auc.attack}"
+        rare = f"Where {round(CROWD * FPR)} of {CROWD:,} others are accused, it is not shown to be better."
+        return f"An attacker recognises members better than by guessing: {shown}. {rare}"
+    named, price = round(CROWD * top.estimate.value), round(CROWD * FPR)
     text = f"Of {CROWD:,} members an attacker names {named}, with {price} false accusations among {CROWD:,} others"
     original = select_strongest(_split(before).get("tpr_at_fpr_0.01", []))
     if original is not None and original.estimate is not None:
