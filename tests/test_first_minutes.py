@@ -39,6 +39,7 @@ def test_init_describes_a_trained_model_and_writes_a_file_that_runs(brought, tmp
     assert main(["init", *flags, "--out", str(file)]) == 0
     said = capsys.readouterr().out
     assert "300 rows in its train part and 300 others, inputs of the shape (1, 8, 8) and 10 classes" in said
+    assert "An audit keeps a tenth of the others" in said
     assert "It is pruned already: " in said and "whole filters" in said and "One batch was tried: " in said
     assert f"run it: secateur audit {file}" in said
     fields = yaml.safe_load(file.read_text())

@@ -22,6 +22,7 @@ from secateur.runs.artifacts import write
 from secateur.seeding import derive
 
 ROWS = 64  # of the batch that is tried
+KEPT = "An audit keeps a tenth of the others for early stopping, and asks about the rest."
 SHOWN = 3  # layers of a pruned network that are named
 
 
@@ -38,7 +39,8 @@ def _describe_trained(config: Audit) -> list[str]:
     """Describe a model that was trained elsewhere; one batch is asked."""
     data, box, scaling = open_trained(config)
     net = box.net if isinstance(box, Wrapped) else None
-    return [describe_data(data), f"Scaling: {scaling.sentence}.", *describe_network(net), _try_batch(data, box)]
+    rows = [describe_data(data), *([] if config.weights is None else [KEPT])]
+    return [*rows, f"Scaling: {scaling.sentence}.", *describe_network(net), _try_batch(data, box)]
 
 
 def _describe_untrained(config: Audit) -> list[str]:
