@@ -38,7 +38,6 @@ from claims import (
 from pages import fill_pages, find_typed, grid, read
 
 MEMBERS = ("final-rmia", "final-lira", "updates")  # columns of the matrix
-PENDING = ("recommend.md",)  # pages whose sentences still have typed numbers
 
 
 def make_summary(papers: Mapping[str, Any], lines: Mapping[str, list[Line]]) -> str:
@@ -183,7 +182,7 @@ def main(arguments: list[str]) -> int:
 def read_prose() -> Iterator[tuple[str, str]]:
     """Yield the name and the text of every page that may have no measured number of its own."""
     for path in [claims.HERE.parent / "README.md", *sorted(claims.HERE.glob("*.md"))]:
-        if path.exists() and path not in (claims.HERE / "README.md", *(claims.HERE / name for name in PENDING)):
+        if path.exists() and path != claims.HERE / "README.md":
             yield f"{path.parent.name}/{path.name}", path.read_text(encoding="utf-8")
     for package, paper in read_papers().items():
         yield f"items.json, {package}", paper["gist"]
