@@ -83,7 +83,8 @@ NOT_RUN = {  # and those that nothing runs, with the reason; their options are c
     r"secateur \S+ .*--address": "a cluster of Ray",
     r"secateur report RUN\.\.\.": "it names any runs; docs/howto/runs.md has such a line that is run",
 }
-EXTRAS = {  # of what needs an extra: the package, and the extra that brings it
+EXTRAS = {  # of what needs an extra: the package, and the extra that brings it; "" if the page has its pip install
+    r"torch\.onnx\.export": ("onnxscript", ""),  # torch's own sentence names it
     r"^secateur sweep(?!.*--dry-run)": ("ray", "ray"),
     r"^secateur recommend": ("optuna", "search"),
     r"--defense \S*\bdp\b": ("opacus", "dp"),
@@ -423,10 +424,13 @@ def run(example: Example, folder: Path) -> str | None:
         passed = done.returncode in (DECIDED if decides else (0,))
     else:
         package, extra = example.missing
-        sentence = f"{package}: is not installed; install it with: {install_command(extra)}"
+        named = f"the extra {extra}" if extra else package
+        sentence = f"No module named '{package}'"
+        if extra:
+            sentence = f"{package}: is not installed; install it with: {install_command(extra)}"
         code = 2 if example.command[0] == secateur() else 1  # a script ends with a traceback
         passed = done.returncode == code and sentence in done.stderr
-        remarks.append(f"names the extra {extra}" if passed else f"does not name the extra {extra}")
+        remarks.append(f"names {named}" if passed else f"does not name {named}")
     told = f" ({'; '.join(remarks)})" if remarks else ""
     print(f"{'ok' if passed else 'FAILED'} {time.monotonic() - begun:.1f} s: {example.text}{told}", flush=True)
     return None if passed else f"exit code {done.returncode}\n{done.stderr}"
