@@ -16,8 +16,6 @@ from secateur.report.page import write_page
 from secateur.runs.folder import load_rows
 from secateur.runs.rows import select_comparable
 
-pytestmark = pytest.mark.system
-
 SCRIPT = Path(__file__).with_name("killable_invert.py")
 SETTINGS = ["--attack", "ig:iterations=400,gi:iterations=200,dlg:iterations=12", "--restarts", "2"]
 SETTINGS += ["--targets", "4", "--set", "together=2"]

@@ -11,7 +11,6 @@ from killing import finished, killed
 from secateur.runs.folder import load_rows
 from secateur.runs.rows import select_comparable
 
-pytestmark = pytest.mark.system
 pytest.importorskip("optuna")
 
 SPACE = ["--pruner", "l1-unstructured,l1-structured", "--sparsity", ".5,.9", "--defense", "basic,ppb,mixed-distil"]
