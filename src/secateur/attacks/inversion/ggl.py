@@ -42,8 +42,8 @@ class GGL(GradientMatching):
 
     The search is CMA-ES from N(0, I) with 500 rounds of 50 candidates, and returns the best candidate of all rounds.
     With search=gradient it is Adam at .1 from z ~ N(0, I). KL(z) = (m^2 + s^2 - 1 - ln s^2) / 2 is the divergence of
-    N(m, s^2) from N(0, 1), with the mean m and the variance s^2 of z's 128 entries. The best trial is the one with the
-    lowest full objective.
+    N(m, s^2) from N(0, 1). Here m and s^2 are the mean and the variance of z's 128 entries. The best trial is the one
+    with the lowest full objective.
 
     Equation: `x = G(z, y); min over z of |g(G(z, y)) - g*|^2 + kl KL(z)`.
     """
