@@ -119,9 +119,10 @@ def _write_cell(row: MatrixRow, key: str) -> str:
     if cell is None or cell.estimate is None:
         return ""
     interval = f" [{cell.interval.replace(' to ', ', ')}]" if cell.interval else ""
-    name = (cell.attack or "").partition(",")[0]
+    name, _, references = (cell.attack or "").partition(", ")
     mode = Strength(name, 0, frozenset(), True).mode if name else PLAIN
-    attacker = "" if not name or key == "inversion" else f" ({name_of(name)}{'' if mode == PLAIN else f', {mode}'})"
+    notes = [name_of(name), "" if mode == PLAIN else mode, references]
+    attacker = "" if not name or key == "inversion" else f" ({', '.join(filter(None, notes))})"
     return f"{cell.text} {cell.column.unit}{interval}{attacker}{'*' if cell.unmet else ''}"
 
 
