@@ -17,9 +17,9 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-from secateur.attacks.inversion.adaptive import PLAIN
+from secateur.attacks.inversion.adaptive import PLAIN, settings_of_mode
 from secateur.catalogue import find, methods, name_of
-from secateur.evaluation.attack_strength import Strength, name_unmet
+from secateur.evaluation.attack_strength import Strength, list_modes, name_unmet
 from secateur.runs.archive import Archive
 from secateur.runs.rows import Row
 from secateur.studies import read_data
@@ -51,7 +51,8 @@ PARTS = (
     "pruner",
     "attack",
 )
-OWN = ("ours:", "not in the paper", "not the paper's", " on both", "corrected", "beyond chance")  # in claims of ours
+# in claims of ours
+OWN = ("ours:", "(ours)", "not in the paper", "not the paper's", " on both", "corrected", "beyond chance")
 UNMET = "**"  # marks the attackers that a defense did not meet
 
 
@@ -175,8 +176,16 @@ def _describe_inversion(rows: list[Row]) -> str:
     modes = {Strength(attack, 0, frozenset(), True).mode for attack in attacks} - {PLAIN}
     names = ", ".join(sorted({name_of(attack) for attack in attacks}))
     text = f"{names}: " + ", ".join(["plain", *sorted(modes)])
-    unmet = [f"{defense} {lack}" for defense in sorted(met) if (lack := name_unmet(defense, met[defense]))]
+    unmet = [f"{defense} {lack}" for defense in sorted(met) if (lack := _name_unmet(defense, met[defense]))]
     return text + (f"; **{'; '.join(unmet)}**" if unmet else "")
+
+
+def _name_unmet(defense: str, attacks: set[str]) -> str:
+    """Return the adaptive attackers that a defense did not meet, of the modes that these attacks have."""
+    modes = set(list_modes(defense))
+    entries = [entry for attack in attacks if (entry := methods("inversion").get(name_of(attack)))]
+    able = {mode for entry in entries for mode in entry.info.get("adapts", modes)}
+    return name_unmet(defense, attacks | {f"other:{settings_of_mode(mode)}" for mode in modes - able})
 
 
 # The page -------------------------------------------------------------------------------------------------------
@@ -207,8 +216,9 @@ def lines_of(package: str, paper: Mapping[str, Any], measurements: list[Measurem
             continue
         here = [measured for measured in measurements if measured.study == item["study"]]
         counts = not item["item"].startswith("not in the paper")
+        informed = [measured for measured in measurements if measured.study == item.get("informed")]
         for key, number in item["claims"].items():
-            for line in _claim_lines(item, key, fill(number, printed), here):
+            for line in _claim_lines(item, key, fill(number, printed), here, informed):
                 yield replace(line, item=title, counts=counts and line.counts)
         known = {data for measured in here for data in measured.data}
         for data, name in item.get("missing", {}).items():
@@ -216,19 +226,24 @@ def lines_of(package: str, paper: Mapping[str, Any], measurements: list[Measurem
                 yield Line(title, f"the same on {name}", panel=True)
 
 
-def _claim_lines(item: Mapping[str, Any], key: str, paper: str, here: list[Measurement]) -> Iterator[Line]:
-    """Yield the lines of one claim."""
+def _claim_lines(
+    item: Mapping[str, Any], key: str, paper: str, here: list[Measurement], informed: list[Measurement]
+) -> Iterator[Line]:
+    """Yield the lines of one claim; attackers who know of the defense may be in a study of their own."""
     text = words_of(item["study"], key).format_map(Blank(item.get("words", {})))
     any_line = False
     for measured in here:
+        asked = next((other for other in informed if other.data == measured.data), measured)
         for finding in measured.findings:
             if finding.key == key:
                 any_line = True
-                ours = is_ours(finding.claim)
+                ours, hides = is_ours(finding.claim), key in item.get("hides", ())
                 words = OURS if ours else WORDS
-                yield Line("", finding.claim, paper, finding.measured, measured.setting, measured.attacker,
-                           words[finding.verdict], measured.full, not ours, key in item.get("hides", ()),
-                           measured.ask_strongest(finding.claim))  # fmt: skip
+                elsewhere = f"{asked.attacker} (in {asked.study})"
+                attacker = elsewhere if hides and asked is not measured else measured.attacker
+                yield Line("", finding.claim, paper, finding.measured, measured.setting, attacker,
+                           words[finding.verdict], measured.full, not ours, hides,
+                           asked.ask_strongest(finding.claim))  # fmt: skip
     if not any_line:
         yield Line("", text, paper, counts=not is_ours(text))
 

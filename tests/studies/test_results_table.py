@@ -110,6 +110,8 @@ def test_a_defense_that_did_not_meet_its_strongest_attacker_says_so(table):
     )
     both = [*plain, *(Row(**labels, defense="dgp", attack=f"ig:adaptive={mode}") for mode in ("support", "reapply"))]
     assert table.claims.describe_attackers(both) == "ig: plain, reapply, support"
+    active = [Row(**labels, defense="dgp", attack=attack) for attack in ("rob", "rob:adaptive=support")]
+    assert table.claims.describe_attackers(active) == "rob: plain, support"  # it has no other mode
     members = [Row(**labels, defense="ppb", attack="samia", adaptive=False)]
     assert table.claims.describe_attackers(members) == "samia; **not met: rmia, lira, one who knows the defense**"
 
@@ -124,8 +126,25 @@ def test_a_claim_to_hide_that_only_the_papers_attackers_support_is_marked(table)
     assert strong.ask_strongest(hides.claim) == "not asked" and weak.ask_strongest(hides.claim) == "does not hold"
     assert weak.ask_strongest("Outpost protects") == "not asked"  # nobody asked about that one
     item = {"study": "dgp-table1", "claims": {}, "hides": ["recovery.dgp"]}
-    (line,) = table.claims._claim_lines(item, "recovery.dgp", "", [weak])
+    (line,) = table.claims._claim_lines(item, "recovery.dgp", "", [weak], [])
     assert table.claims._cells([line])[0][-1] == "reproduced, by the paper's attackers only"
+
+
+def test_a_claim_to_hide_may_be_answered_by_attackers_of_another_study(table):
+    def measure(study, data, attacker, *findings):
+        found = [table.claims.Finding(claim, "1 of 1 yes", verdict, key) for claim, verdict, key in findings]
+        return table.claims.Measurement(study, (data,), found, "5 seeds", attacker, "full")
+
+    claim = ("ADV lowers the attack accuracy", "supported", "non_adaptive.adv")
+    plain = measure("samia-fig17", "location", "samia; **not met: one who knows the defense**", claim)
+    ours = "ADV lowers the AUC of the strongest (ours: the best)"
+    informed = measure("samia-fig19", "location", "lira, samia", (ours, "supported", "strongest.lowers"))
+    other = measure("samia-fig19", "cifar10", "lira, samia", (ours, "not supported", "strongest.lowers"))
+    item = {"study": "samia-fig17", "hides": ["non_adaptive.adv"]}
+    (line,) = table.claims._claim_lines(item, "non_adaptive.adv", "", [plain], [other, informed])
+    assert (line.against, line.attacker) == ("holds", "lira, samia (in samia-fig19)")
+    (line,) = table.claims._claim_lines(item, "non_adaptive.adv", "", [plain], [other])  # other data answer nothing
+    assert (line.against, line.attacker) == ("not asked", plain.attacker)
 
 
 def test_tables_inside_pages_come_from_rows(table, folder):

@@ -271,6 +271,10 @@ def face_adaptive(results: AuditResults) -> Tabulated:
         findings += results.judge("best", {"rival": rival}, best=_rivals(results, key, "ppb", STRICT))
     for defense, key in (("PPB", "ppb"), ("ADV", "adv")):
         findings += results.judge("two_best", {"defense": defense}, two=_rivals(results, "dp-sgd", key, LOOSE))
+    for defense, key in (("PPB", "ppb"), ("ADV", "adv"), ("DP", "dp-sgd")):
+        measured = [pruner for pruner in pruners if {"basic", key} <= _list_measured(results, pruner)]
+        lowers = {pruner: _lowers_strongest(results, pruner, key) for pruner in measured}
+        findings += results.judge("strongest", {"defense": defense}, lowers=lowers)
     return _defense_lines(results), findings
 
 
@@ -337,6 +341,17 @@ def _less(
     if model == other:
         return Estimate(0.0, 0.0, 0.0)
     return results.less(model, other, metric, attack)
+
+
+def _lowers_strongest(results: AuditResults, pruner: str, defense: str) -> Estimate | None:
+    """Return how far a defense lowers the AUC of the attack that is best on it, whichever that is on Basic."""
+    attacks = dict.fromkeys(row.attack for row in results.rows if row.metric == "auc" and row.attack)
+
+    def find_best(model: VictimKey) -> Measure:
+        by_attack = [results.of(model, "auc", attack) for attack in attacks]
+        return max(by_attack, key=lambda auc: estimate.value if (estimate := mean(auc)) else 0.0)
+
+    return combine(sub, find_best(_basic(results, pruner)), find_best(_best(results, pruner, defense)))
 
 
 def _rivals(
