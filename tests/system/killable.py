@@ -15,10 +15,7 @@ import sys
 import tempfile
 from pathlib import Path
 
-SAVINGS = {  # of states many times a second
-    "federate": {"secateur.federated.checkpoint:EVERY": 0.1},
-    "invert": {"secateur.runs.unfinished:EVERY": 0.2, "secateur.attacks.inversion.optimisation:SAVE_SECONDS": 0.2},
-}
+SAVINGS = {"federate": {"secateur.federated.checkpoint:EVERY": 0.1}}  # of states many times a second
 PARTS = ("attacks", "data", "defenses", "evaluation", "experiments", "federated", "models", "pruning", "report")
 MODULES = [
     module.name
