@@ -83,9 +83,9 @@ class Attacker:
         values = []
         for line in self.counted:
             for rows in group_by(line.rows, lambda row: row.seed).values():
-                own = {row.metric: row.value for row in rows}
-                if (value := own.get(metric)) is not None:
-                    values.append((value, own.get("pictures") or 1))
+                measures = {row.metric: row.value for row in rows}
+                if (value := measures.get(metric)) is not None:
+                    values.append((value, measures.get("pictures") or 1))
         return sum(value * count for value, count in values) / sum(count for _, count in values) if values else None
 
     @property
