@@ -33,7 +33,8 @@ test: .venv/dev  ## the fast tests (under 8 minutes on two cores)
 	$(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder -m "not system"
 
 test-system: .venv/dev  ## the long tests: kills, browser, servers (under 25 minutes)
-	$(BIN)/python -m pytest -n 2 --dist loadfile --durations 20 -m system
+	$(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder --durations 20 -m system \
+	  $$(grep -rl --include='test_*.py' 'mark\.system' tests | sort)
 
 check: .venv/dev  ## lint, formatting, types, layers, words, the table of results
 	$(BIN)/ruff check .

@@ -104,6 +104,21 @@ def test_words_follow_the_measures():
     assert "The PSNR of ig is from 5.4 to 9.9 dB; a grey picture has 7.5 dB." in none.sentences
 
 
+def test_means_are_over_all_pictures_of_all_clients():
+    """An app's four clients: the brightest picture's grey and the best client's labels stood for all of them."""
+
+    def client(number, pictures, **values):
+        place = {"round": 1, "client": number, "stage": "round 1"}
+        return attacked("ig", updates=1, pictures=pictures, extra=place, **values)
+
+    low = client(0, 1, psnr=14.0, psnr_min=14.0, psnr_max=14.0, psnr_grey=11.0, label_accuracy=1.0)
+    high = client(1, 3, psnr=18.0, psnr_min=16.0, psnr_max=19.0, psnr_grey=15.0, label_accuracy=2 / 3)
+    sentences = judged(low, high)["no defense"].sentences
+    grey = "a grey picture has 14.0 dB on average"  # (11 + 3 * 15) / 4
+    assert f"The PSNR of ig is 17.0 dB on average, from 14.0 to 19.0 dB; {grey}." in sentences
+    assert "ig finds 75.0% of the labels." in sentences
+
+
 def test_an_attack_that_failed_has_measured_nothing():
     nothing = judged(attacked("ig", failed=1.0), attacked("dlg", failed=1.0))["no defense"]
     assert (nothing.badge.text, nothing.badge.colour) == ("Nothing was measured", "doubtful")

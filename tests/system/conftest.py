@@ -1,8 +1,32 @@
-"""A real browser for the tests of pages; each of their modules has a fixture `page_file`."""
+"""The order of files, and a real browser for the tests of pages; each of their modules has a fixture `page_file`."""
 
 import shutil
 
 import pytest
+
+# Files that take over a minute, the longest first: one that began last would leave the other workers idle.
+LONG = (
+    "test_studies",
+    "test_soak",
+    "test_flower_deployed",
+    "test_core_environment",
+    "test_flower_first_app",
+    "test_app_audit",
+    "test_flower_versions",
+    "test_readme",
+    "test_kill_federate",
+    "test_kill_audit",
+)
+
+
+def pytest_collection_modifyitems(items):
+    """Let the long files begin first; other tests keep their order."""
+    ranks = {name: rank for rank, name in enumerate(LONG)}
+
+    def rank_of(item):
+        return ranks.get(item.path.stem, len(LONG)) if item.get_closest_marker("system") else len(LONG)
+
+    items.sort(key=rank_of)
 
 
 @pytest.fixture(scope="module")

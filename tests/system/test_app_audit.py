@@ -2,16 +2,13 @@
 
 import os
 import shlex
-import shutil
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
-import torch
 
 import secateur
-from secateur.data.load import load
 from secateur.runs.folder import load_rows
 
 pytestmark = [pytest.mark.system, pytest.mark.timeout(900)]
@@ -87,54 +84,6 @@ def test_three_rounds_of_a_client_are_one_target_and_show_more_than_the_last_one
     assert [(row.extra["history"], row.extra["same_rows"]) for row in joined] == [(3, True)]
     assert "that a client's last 3 rounds are of the same rows" in joined[0].extra["knows"]
     assert joined[0].value > last[0].value + 2  # 23.2 and 17.2 dB were measured
-
-
-SGD = "optimizer = torch.optim.SGD(net.parameters(), lr=lr, momentum=0.9)"
-ADAM = "optimizer = torch.optim.Adam(net.parameters(), lr=lr)"
-
-
-@pytest.fixture
-def quickstart(tmp_path, monkeypatch):
-    """Flower's own quickstart with one line changed, and CIFAR-10 where it finds it: four clients of ten pictures.
-
-    Of the ten it trains on eight. SECATEUR_QUICKSTART names the folder of the app, of quickstart-pytorch 1.0.1.
-    """
-    app = os.environ.get("SECATEUR_QUICKSTART") or pytest.skip("SECATEUR_QUICKSTART does not name Flower's app")
-    datasets, image = pytest.importorskip("datasets"), pytest.importorskip("PIL.Image")
-    for name in ("flwr_datasets", "torchvision"):  # the app's own dependencies
-        pytest.importorskip(name)
-    if not os.environ.get("SECATEUR_DATA"):
-        pytest.skip("SECATEUR_DATA is not set")
-    task = shutil.copytree(app, tmp_path / "quickstart") / "pytorchexample" / "task.py"
-    assert task.read_text().count(SGD) == 1
-    task.write_text(task.read_text().replace(SGD, ADAM))
-    data, folder = load("cifar10"), tmp_path / "uoft-cs" / "cifar10" / "data"
-    mean, std = (torch.tensor(values).view(-1, 1, 1) for values in (data.mean, data.std))
-    features = datasets.Features({"img": datasets.Image(), "label": datasets.ClassLabel(num_classes=data.classes)})
-    folder.mkdir(parents=True)
-    for part, rows in (("train", range(40)), ("test", range(40, 60))):
-        pixels = ((data.inputs[rows] * std + mean) * 255).round().byte().permute(0, 2, 3, 1).numpy()
-        columns = {"img": [image.fromarray(picture) for picture in pixels], "label": data.labels[rows].tolist()}
-        datasets.Dataset.from_dict(columns, features=features).to_parquet(folder / f"{part}-00000-of-00001.parquet")
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("HF_HOME", str(tmp_path / "hub"))
-    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
-    return tmp_path / "quickstart"
-
-
-def test_flowers_quickstart_with_adam_is_audited_end_to_end(quickstart, tmp_path):
-    run_config = "num-server-rounds=2 batch-size=8 learning-rate=0.001"
-    command = [sys.executable, "-m", "secateur", "audit-app", quickstart, "--clients", 4, "--attack-clients", 1]
-    command += ["--run-config", run_config, "--attack", "ig-smooth:rounds=2", "--iterations", 400, "--attack-at", 2]
-    command = list(map(str, [*command, "--out", tmp_path / "run"]))
-    done = subprocess.run(command, capture_output=True, text=True, timeout=800, check=False)
-    assert done.returncode in (0, 1), done.stderr[-3000:]
-    rows = load_rows(tmp_path / "run")
-    assert "62,006 weights in 1 step of 8 examples (1 pass over 8) by adam" in notes(rows, "local_steps")
-    assert max(values(rows, "imitation_error", "none")) < 1e-5
-    (joined,) = (row for row in rows if row.metric == "psnr")
-    (grey,) = (row.value for row in rows if row.metric == "psnr_grey")
-    assert (joined.extra["history"], joined.extra["same_rows"]) == (2, True) and joined.value > grey + 1
 
 
 @pytest.mark.parametrize(

@@ -1,13 +1,13 @@
 """The tests of Flower's engine with the Flower before the installed one, and with the newest on the package index."""
 
 import importlib.metadata
-import os
 import re
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+from overlay import environment_over, run_pip
 
 pytestmark = [pytest.mark.system, pytest.mark.timeout(1500)]
 
@@ -22,12 +22,8 @@ def version_before():
 
 def overlay(folder, version):
     """The environment of a process that imports a version; what Flower needs is what the installed one has."""
-    command = [sys.executable, "-m", "pip", "--disable-pip-version-check", "install", "--quiet", "--no-deps"]
-    done = subprocess.run([*command, "--target", folder, f"flwr{version}"], capture_output=True, text=True)
-    if done.returncode:
-        pytest.skip(f"left out: flwr{version} cannot be installed: {done.stderr[-300:]}")
-    own = {name: value for name, value in os.environ.items() if not name.startswith("PYTEST")}
-    own["PYTHONPATH"] = os.pathsep.join(filter(None, [str(folder), own.get("PYTHONPATH")]))
+    run_pip("install", folder, f"flwr{version}")
+    own = environment_over(folder)
     told = [sys.executable, "-c", "import importlib.metadata; print(importlib.metadata.version('flwr'))"]
     return own, subprocess.run(told, env=own, capture_output=True, text=True).stdout.strip()
 

@@ -1,13 +1,12 @@
 """An audit killed at many random moments ends with the rows of one that was never killed."""
 
-import os
 import random
 import shutil
-import subprocess
-import sys
+import signal
 import time
 
 import pytest
+from killable import KillableCommand
 from killing import finished, killed
 
 from secateur.runs.folder import load_rows
@@ -20,14 +19,20 @@ EPOCHS = ["--set", "train.epochs=20", "--set", "finetune.epochs=10"]
 
 
 def start(folder):
-    command = [sys.executable, "-m", "secateur", "audit", "--out", str(folder), *SETTINGS, *EPOCHS]
-    return subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True, env=os.environ)
+    return KillableCommand("audit", "--out", str(folder), *SETTINGS, *EPOCHS)
+
+
+@pytest.fixture(scope="module")
+def finished_run(tmp_path_factory):
+    """The folder of an audit that was never killed."""
+    folder = tmp_path_factory.mktemp("audit") / "whole"
+    finished(start(folder))
+    return folder
 
 
 @pytest.mark.timeout(1200)
-def test_killed_many_times_and_still_the_same_rows(tmp_path):
-    finished(start(tmp_path / "whole"))
-    whole, folder = select_comparable(load_rows(tmp_path / "whole")), tmp_path / "killed"
+def test_killed_many_times_and_still_the_same_rows(tmp_path, finished_run):
+    whole, folder = select_comparable(load_rows(finished_run)), tmp_path / "killed"
 
     moments, kills = random.Random(0), 0
     while kills < 8:
@@ -49,18 +54,16 @@ def test_two_runs_may_not_write_one_folder(tmp_path):
             assert time.monotonic() < deadline and first.poll() is None
             time.sleep(0.05)
         second = start(tmp_path / "run")
-        _, said = second.communicate(timeout=300)
+        _, said = second.communicate()
         assert second.returncode == 2
         assert "in use by another run" in said and "Traceback" not in said
     finally:
-        first.kill()
-        first.wait()
-        first.stderr.close()
+        first.send_signal(signal.SIGKILL)
+        first.communicate()
 
 
-def test_a_damaged_artifact_is_computed_again(tmp_path):
-    folder = tmp_path / "run"
-    finished(start(folder))
+def test_a_damaged_artifact_is_computed_again(tmp_path, finished_run):
+    folder = shutil.copytree(finished_run, tmp_path / "run")
     before = select_comparable(load_rows(folder))
     damaged = sorted((folder / "artifacts").glob("prune-*"))[0]
     content = bytearray(damaged.read_bytes())

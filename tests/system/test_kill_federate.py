@@ -1,13 +1,10 @@
 """A federation killed at many random moments goes on at its last saved round and ends with the same rows."""
 
-import os
 import random
 import shutil
-import subprocess
-import sys
-from pathlib import Path
 
 import pytest
+from killable import KillableCommand
 from killing import finished, killed
 from safetensors import safe_open
 
@@ -16,7 +13,6 @@ from secateur.runs.rows import select_comparable
 
 pytestmark = pytest.mark.system
 
-SCRIPT = Path(__file__).with_name("killable_federate.py")
 SAVED = "unfinished/*.safetensors"
 SETTINGS = ["--model", "lenet-zhu", "--rounds", "60", "--clients", "8", "--per-round", "4", "--local-steps", "2"]
 SETTINGS += ["--batch-size", "4", "--base-pruning", "random,prunefl", "--defense", "pseudo-largest"]
@@ -34,8 +30,7 @@ STATES = (".logits.", ".first.", ".second.", ".turns", ".withheld.", ".saved.") 
 
 
 def start(folder, settings):
-    command = [sys.executable, str(SCRIPT), "--out", str(folder), *settings]
-    return subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True, env=os.environ)
+    return KillableCommand("federate", "--out", str(folder), *settings)
 
 
 def names(kept):

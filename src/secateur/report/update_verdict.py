@@ -78,6 +78,16 @@ class Attacker:
         """Return a count over all updates and seeds."""
         return round(sum(row.value or 0 for line in self.counted for row in line.rows if row.metric == metric))
 
+    def average(self, metric: str) -> float | None:
+        """Return the mean of a measure over the pictures of all updates and seeds; None if there is none."""
+        values = []
+        for line in self.counted:
+            for rows in group_by(line.rows, lambda row: row.seed).values():
+                measures = {row.metric: row.value for row in rows}
+                if (value := measures.get(metric)) is not None:
+                    values.append((value, measures.get("pictures") or 1))
+        return sum(value * count for value, count in values) / sum(count for _, count in values) if values else None
+
     @property
     def recognised(self) -> int:
         """The number of recognisable pictures; at least one where a share is above 0."""
@@ -227,14 +237,7 @@ def _describe_pictures(attackers: Sequence[Attacker]) -> list[str]:
         bound = share_of(0.0, updates).high if updates else 1.0
         names = ", ".join(attacker.name for attacker in attackers)
         sentences = [f"None of {many} is recognisable to {names}; with 95 % confidence up to {bound:.0%} may be."]
-    low, high, grey = (
-        _extreme(best, name, pick) for name, pick in (("psnr_min", min), ("psnr_max", max), ("psnr_grey", max))
-    )
-    if low is not None and high is not None:
-        middle = best.counted[0] if len(best.counted) == 1 else None
-        median = f"{_format(middle, 'psnr_median')} in the median, " if middle and "psnr_median" in middle.cells else ""
-        known = "" if grey is None else f"; a grey picture has {grey:.1f} dB"
-        sentences.append(f"The PSNR of {best.name} is {median}from {low:.1f} to {high:.1f} dB{known}.")
+    sentences += _describe_psnr(best)
     apart = [line for attacker in attackers if not attacker.recognised and (line := attacker.above_chance)]
     if apart and not best.recognised:
         line = max(apart, key=lambda line: line.rank("identified"))
@@ -245,12 +248,31 @@ def _describe_pictures(attackers: Sequence[Attacker]) -> list[str]:
     return sentences
 
 
-def _describe_labels(attackers: Sequence[Attacker]) -> list[str]:
-    lines = [line for attacker in attackers for line in attacker.counted if line.value("label_accuracy") is not None]
-    if not lines:
+def _describe_psnr(attacker: Attacker) -> list[str]:
+    """Return the PSNR of an attack's pictures beside that of grey ones, both over the same pictures."""
+    low, high = _extreme(attacker, "psnr_min", min), _extreme(attacker, "psnr_max", max)
+    if low is None or high is None:
         return []
-    most = max(lines, key=lambda line: line.rank("label_accuracy"))
-    return [f"{most.labels['attack']} finds {_format(most, 'label_accuracy')} of the labels."]
+    first, many = attacker.counted[0], len(attacker.counted) > 1
+    middle = ""
+    if many and (mean := attacker.average("psnr")) is not None:
+        middle = f"{mean:.1f} dB on average, "
+    elif not many and "psnr_median" in first.cells:
+        middle = f"{_format(first, 'psnr_median')} in the median, "
+    grey = attacker.average("psnr_grey")
+    known = "" if grey is None else f"; a grey picture has {grey:.1f} dB{' on average' if many else ''}"
+    return [f"The PSNR of {attacker.name} is {middle}from {low:.1f} to {high:.1f} dB{known}."]
+
+
+def _describe_labels(attackers: Sequence[Attacker]) -> list[str]:
+    """Return the largest share of labels that an attack finds, over all its pictures."""
+    shares = {
+        attacker.name: share for attacker in attackers if (share := attacker.average("label_accuracy")) is not None
+    }
+    if not shares:
+        return []
+    name = max(shares, key=lambda name: shares[name])
+    return [f"{name} finds {shares[name]:.1%} of the labels."]
 
 
 def _describe_failures(attackers: Iterable[Attacker]) -> list[str]:
