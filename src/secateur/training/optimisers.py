@@ -138,8 +138,8 @@ def bound_gradient(optimiser: Optimiser, rate: float, sent: Params, received: Pa
     """Return the lowest and the highest gradient by which the first step of Adam leads from one model to the other.
 
     The step is rate * u with u = g / (|g| + eps), so |g| = eps |u| / (1 - |u|). Weights are rounded: |u| is known to
-    about half a unit in the last place of the weight, divided by the rate. So small gradients are known well. Of large ones
-    the sign is known, and a size that they exceed. |u| never exceeds 1. A larger one shows more noise than rounding.
+    about half a unit in the last place of the weight, divided by the rate. So small gradients are known well. Of large
+    ones the sign is known, and a size that they exceed. |u| never exceeds 1. A larger one shows more noise than rounding.
     """
     lows, highs = {}, {}
     for name, after in received.items():

@@ -14,11 +14,11 @@ from torch.func import grad, vmap
 from secateur.attacks.inversion.label_inference import Rule, infer
 from secateur.attacks.inversion.layerwise_network import Network, read_network
 from secateur.attacks.inversion.layerwise_solver import (
-    Evidence,
+    LayerEvidence,
     LayerSolver,
     PreparedLayer,
     Prior,
-    Solved,
+    SolvedLayer,
     best,
     input_slopes,
     moments,
@@ -74,11 +74,11 @@ class Layerwise(InversionAttack):
     Equation: `max over r of (W x + b) = a and sum over cells of d x_r = dL/dW; d of the layer before = W^T d`.
     """
 
-    iterations: int = 30  # of each layer
+    iterations: int = 20  # of each layer
     restarts: int = 1
     share: float = 0.1  # of the gradient's log-likelihood in the probabilities of positions
-    precision: float = 1e-3  # error of outputs and gradients, relative to their root mean square
-    hardening: float = 0.02  # last factor of the variances that come from unknown positions
+    precision: float = 1e-2  # error of outputs and gradients, relative to their root mean square
+    hardening: float = 0.2  # last factor of the variances that come from unknown positions
     labels: Rule = "idlg"
 
     def check(self, knowledge: Knowledge, view: ServerView) -> None:
@@ -87,7 +87,9 @@ class Layerwise(InversionAttack):
         for name, interval in (("share", "[0, 1]"), ("precision", "(0, 1)"), ("hardening", "(0, 1]")):
             check_number(name, getattr(self, name), interval)
         if knowledge.batch_size != 1:
-            raise WrongInput("attack layerwise", f"recovers one image; batch_size {knowledge.batch_size} is not allowed")
+            raise WrongInput(
+                "attack layerwise", f"recovers one image; batch_size {knowledge.batch_size} is not allowed"
+            )
         if self.labels == "joint":
             raise WrongInput("labels", "joint means nothing here: pictures are solved for a given label; use idlg")
         network = read_network(knowledge, view.sent)
@@ -135,7 +137,7 @@ class Layerwise(InversionAttack):
             solved = self._solve(solver, prepared, evidence, seed, depth)
             losses.append(float(solved.residual))
             curve.append((len(layers) - depth, losses[-1]))
-            outputs, errors = silence(solved.inputs), solved.errors
+            outputs, errors = silence(solved.inputs, solved.errors), solved.errors
             slopes = input_slopes(prepared.layer, evidence, harden(solved.routing))
         like = view.sent[f"{network.first}.weight"]
         picture = solved.inputs.view(1, *knowledge.input_shape).nan_to_num(0, 0, 0).to(like)
@@ -145,8 +147,8 @@ class Layerwise(InversionAttack):
         return Reconstruction(Batch(picture, label.to(like.device)), loss, curve, trial, note=note or "")
 
     def _solve(
-        self, solver: LayerSolver, prepared: PreparedLayer, evidence: Evidence, seed: int, depth: int
-    ) -> Solved:
+        self, solver: LayerSolver, prepared: PreparedLayer, evidence: LayerEvidence, seed: int, depth: int
+    ) -> SolvedLayer:
         """Return the best of the restarts by the residual of the gradient."""
         return best([solver.solve(prepared, evidence, derive(seed, depth, i)) for i in range(self.restarts)])
 
@@ -158,12 +160,12 @@ class GradientBounds(NamedTuple):
     low: Params
     high: Params
 
-    def collect(self, prepared: PreparedLayer, outputs: Tensor, errors: Tensor, slopes: Tensor) -> Evidence:
+    def collect(self, prepared: PreparedLayer, outputs: Tensor, errors: Tensor, slopes: Tensor) -> LayerEvidence:
         """Return the evidence of a convolution; a frozen one shows no gradient."""
         name, weight = f"{prepared.layer.name}.weight", prepared.layer.weight.flatten(1)
         low = self.low[name].flatten(1) if name in self.low else torch.full_like(weight, -math.inf)
         high = self.high[name].flatten(1) if name in self.high else torch.full_like(weight, math.inf)
-        return Evidence(outputs, errors, slopes, low, high)
+        return LayerEvidence(outputs, errors, slopes, low, high)
 
 
 def read_bounds(view: ServerView, knowledge: Knowledge) -> GradientBounds:
@@ -198,9 +200,9 @@ def prepare_layers(network: Network, knowledge: Knowledge) -> list[PreparedLayer
     samples = torch.minimum(torch.maximum(shaped, low), high).flatten(1)
     prepared = []
     for number, layer in enumerate(network.layers):
-        prepared.append(prepare(layer, moments(samples) if number else prior))
+        prepared.append(prepare(layer, moments(samples) if number else prior, number > 0))
         if number + 1 < len(network.layers):
-            samples = torch.cat([layer.forward(part) for part in samples.split(256)])
+            samples = torch.cat([layer.forward(part) for part in torch.tensor_split(samples, 1 + len(samples) // 256)])
     return prepared
 
 
@@ -228,12 +230,14 @@ def read_features(network: Network, bounds: GradientBounds, loss: Loss, label: T
                 outputs = step(outputs)
             return loss(outputs, label)
 
-        return grad(cost)(hidden)
+        slopes: Tensor = grad(cost)(hidden)
+        return slopes
 
     def error(scale: Tensor) -> Tensor:
         hidden = scale[:, None] * (network.weight @ direction) + network.bias
         gap: Tensor = scale[:, None] * vmap(slope)(hidden) - slopes
-        return gap.norm(dim=1).nan_to_num(math.inf)
+        norms: Tensor = torch.linalg.vector_norm(gap, dim=1)
+        return norms.nan_to_num(math.inf)
 
     scale = find_scale(error, abs(start))
     features = (scale * direction).clamp_min(0)
@@ -254,7 +258,7 @@ class Factor(NamedTuple):
 def factorise(low: Tensor, high: Tensor) -> tuple[Factor, Factor]:
     """Return the factors d (D,) and x (F,) of a matrix d x^T whose entries have bounds, by alternating least squares.
 
-    An entry counts by the inverse square of its error; one with an open bound does not count.
+    An entry counts by the inverse square of its error. One with an open bound counts little: as half above the other.
 
     Example:
         >>> matrix = torch.tensor([[2.0, 4.0], [1.0, 2.0]]).double()
@@ -263,9 +267,10 @@ def factorise(low: Tensor, high: Tensor) -> tuple[Factor, Factor]:
         tensor([[2., 4.],
                 [1., 2.]], dtype=torch.float64)
     """
+    low, high = (torch.where(a.isfinite(), a, 2 * b) for a, b in ((low, high), (high, low)))
     known = low.isfinite() & high.isfinite()
     middle = torch.where(known, (low + high) / 2, 0)
-    width = torch.where(known, (high - low) / 2, 0)
+    width = torch.where(known, (high - low).abs() / 2, 0)
     floor = 1e-12 * middle.abs().max().clamp_min(1e-300)
     weights = torch.where(known, 1 / (width.square() + (1e-7 * middle).square() + floor.square()), 0)
     largest = weights.max().clamp_min(1e-300)
@@ -277,7 +282,9 @@ def factorise(low: Tensor, high: Tensor) -> tuple[Factor, Factor]:
         x = x / x.norm().clamp_min(1e-300)
         d = ((weights * middle) @ x / (weights @ x.square())).nan_to_num(0, 0, 0)
         x = ((weights * middle).T @ d / (weights.T @ d.square())).nan_to_num(0, 0, 0)
-    deviations = [(part * largest).rsqrt().nan_to_num(0, 0, 0) for part in (weights @ x.square(), weights.T @ d.square())]
+    deviations = [
+        (part * largest).rsqrt().nan_to_num(0, 0, 0) for part in (weights @ x.square(), weights.T @ d.square())
+    ]
     return Factor(d, deviations[0]), Factor(x, deviations[1])
 
 
@@ -290,9 +297,15 @@ def find_scale(error: Callable[[Tensor], Tensor], start: float) -> Tensor:
     return grid[16]
 
 
-def silence(inputs: Tensor) -> Tensor:
-    """Return the inputs of a later convolution as outputs of ReLU: small and negative ones are 0."""
-    return torch.where(inputs > SILENT * inputs.square().mean().sqrt(), inputs, 0)
+def silence(inputs: Tensor, errors: Tensor) -> Tensor:
+    """Return the inputs of a later convolution as outputs of ReLU: those that are not surely above 0 are 0.
+
+    Example:
+        >>> silence(torch.tensor([1.0, 1.0, -1.0]), torch.tensor([0.01, 0.36, 0.01]))
+        tensor([1., 0., 0.])
+    """
+    least = torch.maximum(SILENT * inputs.square().mean().sqrt(), 2 * errors.sqrt())
+    return torch.where(inputs > least, inputs, 0)
 
 
 def harden(routing: Tensor) -> Tensor:

@@ -61,13 +61,12 @@ class PooledLayer:
         """Input pixel within a channel of each entry of each patch, (h w, P); H W where it is padding."""
         _, height, width = self.shape
         numbers = torch.arange(1, height * width + 1, dtype=torch.float64).view(1, 1, height, width)
-        found = unfold(numbers, self.weight.shape[2:], self.dilation, self.padding, self.stride)[0].long()
-        return torch.where(found == 0, height * width, found - 1)
+        pixels = unfold(numbers, self.weight.shape[2:], self.dilation, self.padding, self.stride)[0].long()
+        return torch.where(pixels == 0, height * width, pixels - 1)
 
     def convolve(self, inputs: Tensor) -> Tensor:
         """Return the convolution of inputs (N, C, H, W) without the bias, (N, O, H', W')."""
-        geometry = {"stride": self.stride, "padding": self.padding, "dilation": self.dilation}
-        return conv2d(inputs, self.weight, **geometry)
+        return conv2d(inputs, self.weight, None, self.stride, self.padding, self.dilation)
 
     def in_cells(self, inputs: Tensor) -> Tensor:
         """Return the convolution of inputs (N, n) with the bias, by cell: (N, O L, k)."""
@@ -141,15 +140,15 @@ def _read_step(node: fx.Node, modules: Mapping[str, nn.Module], reading: _Readin
     module: nn.Module | None = None
     if node.op == "call_module":
         module = modules[str(node.target)]
-    elif node.op == "call_function" and node.target in (relu, torch.relu):
-        module = nn.ReLU()
-    elif node.op == "call_method" and node.target in ("relu", "relu_"):
+    elif (node.op == "call_function" and node.target in (relu, torch.relu)) or (
+        node.op == "call_method" and node.target in ("relu", "relu_")
+    ):
         module = nn.ReLU()
     elif node.op == "call_function" and node.target is nn.functional.max_pool2d:
         module = _read_pool(node)
-    elif node.op == "call_function" and node.target is torch.flatten:
-        module = nn.Flatten()
-    elif node.op == "call_method" and node.target in FLATTENS:
+    elif (node.op == "call_function" and node.target is torch.flatten) or (
+        node.op == "call_method" and node.target in FLATTENS
+    ):
         module = nn.Flatten()
     if module is None:
         raise refusal(f"{node.name} is no layer that is known here")
@@ -195,8 +194,8 @@ def _read_tail(name: str, module: nn.Module, reading: _Reading) -> None:
     """Add a step after the first Linear; it is only computed forwards."""
     if not isinstance(module, (nn.Linear, *ACTIVATIONS)):
         raise refusal(f"{name} ({type(module).__name__}) is not allowed after the first Linear")
-    own = {key: reading.values[f"{name}.{key}"] for key, _ in module.named_parameters()}
-    reading.rest.append(lambda inputs: functional_call(module, own, (inputs.clone(),)))
+    params = {key: reading.values[f"{name}.{key}"] for key, _ in module.named_parameters()}
+    reading.rest.append(lambda inputs: functional_call(module, params, (inputs.clone(),)))
 
 
 def _read_affine(name: str, outputs: int, reading: _Reading) -> tuple[Tensor, Tensor]:

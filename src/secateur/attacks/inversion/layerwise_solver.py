@@ -17,7 +17,10 @@ from torch import Generator, Tensor
 
 from secateur.attacks.inversion.layerwise_network import PooledLayer
 
-SAMPLES = 8  # of the Gaussian, by which its deviations are estimated
+SAMPLES = 32  # of the Gaussian, by which its deviations are estimated
+LOOSE = 0.1  # variance of a position that exceeds its output, relative to the outputs' mean square
+FAR = 6  # deviations from an interval at which its probability is taken at most
+VAGUE = 10.0  # times its variance before: an equation of more error is left out
 UNLIKELY = 0.2  # a position that is less probable than this must not exceed the cell's output
 
 
@@ -28,7 +31,7 @@ class Prior(NamedTuple):
     root: Tensor  # (n, n); the covariance is root root^T
 
 
-class Evidence(NamedTuple):
+class LayerEvidence(NamedTuple):
     """Values that the update shows of one layer."""
 
     outputs: Tensor  # (O L,) after pooling
@@ -45,7 +48,7 @@ class Gaussian(NamedTuple):
     deviations: Tensor
 
 
-class Solved(NamedTuple):
+class SolvedLayer(NamedTuple):
     """Input of one layer."""
 
     inputs: Tensor  # (n,)
@@ -61,6 +64,7 @@ class PreparedLayer(NamedTuple):
     prior: Prior
     rows: Tensor  # (O L, k, n), slope of each position of each cell by w
     base: Tensor  # (O L, k), value of each position at w = 0
+    positive: bool  # True if the inputs are outputs of ReLU
 
 
 class Equations(NamedTuple):
@@ -71,12 +75,12 @@ class Equations(NamedTuple):
     variances: Tensor  # (m,)
 
 
-def prepare(layer: PooledLayer, prior: Prior) -> PreparedLayer:
+def prepare(layer: PooledLayer, prior: Prior, positive: bool) -> PreparedLayer:
     """Return the tensors of a layer that depend on no update."""
     base = layer.in_cells(prior.mean[None])[0]
     convolved = layer.convolve(prior.root.T.reshape(-1, *layer.shape)).flatten(2)  # (n, O, P)
     rows = convolved[:, :, layer.cells].flatten(1, 2).permute(1, 2, 0).contiguous()
-    return PreparedLayer(layer, prior, rows, base)
+    return PreparedLayer(layer, prior, rows, base, positive)
 
 
 @dataclass(frozen=True)
@@ -90,42 +94,53 @@ class LayerSolver:
     constant: float = 0.4  # share of the iterations before these variances fall
     damping: float = 0.5  # share of the probabilities that is kept
 
-    def solve(self, prepared: PreparedLayer, evidence: Evidence, rng: Generator) -> Solved:
+    def solve(self, prepared: PreparedLayer, evidence: LayerEvidence, rng: Generator) -> SolvedLayer:
         """Return the input that fits the outputs and the gradient of a layer."""
-        rows = prepared.rows
-        cells, places, size = rows.shape
-        routing = rows.new_full((cells, places), 1 / places)
-        draws = torch.randn(size, SAMPLES, generator=rng, dtype=rows.dtype)
-        state = Gaussian(rows.new_zeros(size), draws)
+        like = prepared.rows
+        cells, places, size = like.shape
+        routing = like.new_full((cells, places), 1 / places)
+        state = Gaussian(like.new_zeros(size), torch.randn(size, SAMPLES, generator=rng, dtype=like.dtype))
         for iteration in range(self.iterations):
             passed = max(0.0, (iteration / self.iterations - self.constant) / (1 - self.constant))
             factor = self.hardening**passed
-            spread = spread_of_gradient(prepared, evidence, routing, state)
-            errors = factor * spread + self._floor(evidence)
+            gradient = self._equate_gradient(prepared, evidence, routing, state, factor)
             equations = [
+                gradient,
                 self._equate_outputs(prepared, evidence, routing, state, factor),
-                equate_gradient(prepared, evidence, routing, state.mean, errors),
-                self._bound_outputs(prepared, evidence, routing, state.mean, factor),
+                self._bound_outputs(prepared, evidence, routing, state, factor),
+                self._bound_inputs(prepared, state),
             ]
-            state = condition(*(torch.cat(part) for part in zip(*equations, strict=True)), rng)
+            rows, values, variances = (torch.cat(part) for part in zip(*map(informative, equations), strict=True))
+            state = condition(rows, values, variances, rng)
             if places > 1:
-                now = self._weigh(prepared, evidence, routing, state, errors)
+                now = self._weigh(prepared, evidence, routing, state, gradient)
                 routing = self.damping * routing + (1 - self.damping) * now
         inputs = prepared.prior.mean + prepared.prior.root @ state.mean
         shown = weight_gradient(prepared.layer, inputs, evidence, routing)
         nearest = torch.minimum(torch.maximum(shown, evidence.low), evidence.high)
         residual = (shown - nearest).square().sum() / nearest.square().sum().clamp_min(1e-300)
         errors = (prepared.prior.root @ state.deviations).square().mean(1)
-        return Solved(inputs, errors, routing, residual)
+        return SolvedLayer(inputs, errors, routing, residual)
 
-    def _floor(self, evidence: Evidence) -> Tensor:
-        """Return (O, C h w) the variance of the gradient's error beside unknown positions."""
-        middle, width = read_bounds(evidence)
-        scale = middle.square().mean()
-        return self.precision**2 * scale + width.square()
+    def _equate_gradient(
+        self, prepared: PreparedLayer, evidence: LayerEvidence, routing: Tensor, state: Gaussian, factor: float
+    ) -> Equations:
+        """Return the equations of the weight's gradient, which are linear in the input for a given routing."""
+        layer, prior = prepared.layer, prepared.prior
+        kernel = gradient_rows(layer, evidence, routing)  # (O h w, H W), equal for all channels of the input
+        channels, pixels = layer.shape[0], kernel.shape[1]
+        rows = kernel @ prior.root.view(channels, pixels, -1)  # (C, O h w, n)
+        outputs = layer.weight.shape[0]
+        rows = rows.view(channels, outputs, -1, rows.shape[-1]).transpose(0, 1).flatten(0, 2)
+        base = (prior.mean.view(channels, pixels) @ kernel.T).view(channels, outputs, -1).transpose(0, 1).flatten()
+        low, high = evidence.low.flatten(), evidence.high.flatten()
+        shown = torch.where(low.isfinite(), low, torch.where(high.isfinite(), high, 0))
+        floor = self.precision**2 * shown.square().mean()
+        noise = factor * spread_of_gradient(prepared, evidence, routing, state).flatten() + floor
+        return bound_loosely(rows, base, state, noise, low, high)
 
     def _equate_outputs(
-        self, prepared: PreparedLayer, evidence: Evidence, routing: Tensor, state: Gaussian, factor: float
+        self, prepared: PreparedLayer, evidence: LayerEvidence, routing: Tensor, state: Gaussian, factor: float
     ) -> Equations:
         """Return the equations of outputs above 0: the mean of the cell's positions is the output."""
         on = evidence.outputs > 0
@@ -134,34 +149,84 @@ class LayerSolver:
         draws = draws + base[..., None]
         mean = (routing[..., None] * draws).sum(1, keepdim=True)
         spread = (routing[..., None] * (draws - mean).square()).sum(1).mean(1)
-        scale = evidence.outputs.square().mean()
         values = evidence.outputs - (routing * base).sum(1)
         mixed = torch.einsum("ck,ckn->cn", routing[on], rows[on])
-        errors = factor * spread + evidence.errors + self.precision**2 * scale
+        errors = factor * spread + evidence.errors + self._floor(evidence)
         return Equations(mixed, values[on], errors[on])
 
     def _bound_outputs(
-        self, prepared: PreparedLayer, evidence: Evidence, routing: Tensor, mean: Tensor, factor: float
+        self, prepared: PreparedLayer, evidence: LayerEvidence, routing: Tensor, state: Gaussian, factor: float
     ) -> Equations:
         """Return equations that move positions back to the cell's output which exceed it now."""
-        values = prepared.rows @ mean + prepared.base
+        values = prepared.rows @ state.mean + prepared.base
         limit = evidence.outputs[:, None].expand_as(values)
-        on = limit > 0
-        above = (values > limit) & (~on | (routing < UNLIKELY))
-        error = 0.1 * factor * evidence.outputs.square().mean()
+        above = (values > limit) & ((limit <= 0) | (routing < UNLIKELY))
+        error = LOOSE * factor * evidence.outputs.square().mean()
         return Equations(prepared.rows[above], (limit - prepared.base)[above], error.expand(int(above.sum())))
 
+    def _bound_inputs(self, prepared: PreparedLayer, state: Gaussian) -> Equations:
+        """Return the equations of inputs that ReLU made: they are at least 0."""
+        root, mean = prepared.prior.root, prepared.prior.mean
+        if not prepared.positive:
+            return Equations(root[:0], mean[:0], mean[:0])
+        noise = self.precision**2 * root.square().sum(1).mean().expand(len(root))
+        return bound(root, mean, state, noise, torch.zeros_like(mean), torch.full_like(mean, math.inf))
+
+    def _floor(self, evidence: LayerEvidence) -> Tensor:
+        """Return the variance of the outputs' error beside unknown positions."""
+        return self.precision**2 * evidence.outputs.square().mean()
+
     def _weigh(
-        self, prepared: PreparedLayer, evidence: Evidence, routing: Tensor, state: Gaussian, errors: Tensor
+        self, prepared: PreparedLayer, evidence: LayerEvidence, routing: Tensor, state: Gaussian, gradient: Equations
     ) -> Tensor:
         """Return (O L, k) the probability of each position, from the outputs and the gradient."""
         flat = prepared.rows.flatten(0, 1)
         values = (flat @ state.mean).view_as(routing) + prepared.base
         deviation = (flat @ state.deviations).square().mean().sqrt()
         inputs = prepared.prior.mean + prepared.prior.root @ state.mean
+        shown = weight_gradient(prepared.layer, inputs, evidence, routing)
+        gap = (gradient.values - gradient.rows @ state.mean).view_as(shown)
+        weights = (1 / gradient.variances).view_as(shown)
         likely = likelihood_of_outputs(values, evidence.outputs, deviation)
-        likely = likely + self.share * likelihood_of_gradient(prepared.layer, inputs, evidence, routing, errors)
+        likely = likely + self.share * likelihood_of_gradient(prepared.layer, inputs, evidence, routing, gap, weights)
         return likely.softmax(1)
+
+
+def bound(rows: Tensor, base: Tensor, state: Gaussian, noise: Tensor, low: Tensor, high: Tensor) -> Equations:
+    """Return equations that stand for low <= f + error <= high with f = rows w + base: Newton's step at the mean."""
+    mean = rows @ state.mean + base
+    values, variances = truncate(mean, noise.sqrt(), low, high)
+    return Equations(rows, values - base, variances)
+
+
+def bound_loosely(rows: Tensor, base: Tensor, state: Gaussian, noise: Tensor, low: Tensor, high: Tensor) -> Equations:
+    """Return the equations of `bound`, with the variance of f added to the noise where the interval is wide."""
+    variance, width = (rows @ state.deviations).square().mean(1), ((high - low) / 2).square()
+    wide = torch.where(width.isfinite(), width / (width + variance).clamp_min(1e-300), 1)
+    return bound(rows, base, state, noise + variance * wide, low, high)
+
+
+def truncate(mean: Tensor, deviation: Tensor, low: Tensor, high: Tensor) -> tuple[Tensor, Tensor]:
+    """Return m + Z' / h and 1 / h, for the probability Z of [low, high] under N(m, s^2).
+
+    Z' is the slope of log Z by m, and -h its curvature.
+    """
+    near = torch.minimum(torch.maximum(mean, low - FAR * deviation), high + FAR * deviation)
+    below, above = (low - near) / deviation, (high - near) / deviation
+    narrow = above - below < 1e-3
+    probability = (torch.special.ndtr(above) - torch.special.ndtr(below)).clamp_min(1e-300)
+    density = [torch.exp(-0.5 * t.square()) / math.sqrt(2 * math.pi) for t in (below, above)]
+    edge = [t.nan_to_num(0, 0, 0) * part for t, part in zip((below, above), density, strict=True)]
+    slope = torch.where(narrow, (below + above) / 2, (density[0] - density[1]) / probability)
+    curvature = slope.square() + (edge[1] - edge[0]) / probability
+    curvature = torch.where(narrow, 1, curvature.clamp(1e-9, 1))
+    return near + deviation * slope / curvature, deviation.square() / curvature
+
+
+def informative(equations: Equations) -> Equations:
+    """Return the equations whose variance is not far above that of their values before any equation."""
+    used = equations.variances < VAGUE * equations.rows.square().sum(1)
+    return Equations(*(part[used] for part in equations))
 
 
 def condition(rows: Tensor, values: Tensor, variances: Tensor, rng: Generator) -> Gaussian:
@@ -196,27 +261,25 @@ def likelihood_of_outputs(values: Tensor, outputs: Tensor, deviation: Tensor) ->
 
 
 def likelihood_of_gradient(
-    layer: PooledLayer, inputs: Tensor, evidence: Evidence, routing: Tensor, errors: Tensor
+    layer: PooledLayer, inputs: Tensor, evidence: LayerEvidence, routing: Tensor, gap: Tensor, weights: Tensor
 ) -> Tensor:
-    """Return (O L, k) the log-likelihood of the gradient if one cell took a position, and others are as in `routing`."""
+    """Return (O L, k) the log-likelihood of the gradient if one cell took a position, and others are as in `routing`.
+
+    `gap` (O, C h w) is the observed gradient less that of the routing, and `weights` are its inverse variances. With
+    e = gap + s mean the value is - |e - s patch|^2 / 2 without the part that all positions share.
+    """
     patches = patches_of(layer, inputs[None])[0]  # (L, k, C h w)
     channels = layer.weight.shape[0]
     slopes = mask_slopes(evidence).view(channels, -1)
     mean = torch.einsum("olk,lkp->olp", routing.view(channels, *patches.shape[:2]), patches)
-    shown = torch.einsum("ol,olp->op", slopes, mean)
-    middle, _ = read_bounds(evidence)
-    open_ended = ~(evidence.low.isfinite() & evidence.high.isfinite())
-    inside = open_ended & (shown >= evidence.low) & (shown <= evidence.high)
-    weights = torch.where(inside, 0, 1 / errors)
-    rest = (middle - shown)[:, None] + slopes[..., None] * mean  # without the cell, (O, L, C h w)
-    # |rest - s patch|^2 without its constant part
+    rest = gap[:, None] + slopes[..., None] * mean  # (O, L, C h w)
     cross = torch.einsum("olp,lkp->olk", rest * weights[:, None], patches)
     squares = torch.einsum("op,lkp->olk", weights, patches.square())
     likely = slopes[..., None] * cross - 0.5 * slopes.square()[..., None] * squares
     return likely.flatten(0, 1)
 
 
-def spread_of_gradient(prepared: PreparedLayer, evidence: Evidence, routing: Tensor, state: Gaussian) -> Tensor:
+def spread_of_gradient(prepared: PreparedLayer, evidence: LayerEvidence, routing: Tensor, state: Gaussian) -> Tensor:
     """Return (O, C h w) the variance of the gradient by unknown positions: sum of s^2 Var(patch)."""
     layer, prior = prepared.layer, prepared.prior
     draws = prior.mean + (prior.root @ (state.mean[:, None] + state.deviations)).T
@@ -231,28 +294,7 @@ def spread_of_gradient(prepared: PreparedLayer, evidence: Evidence, routing: Ten
     return total / len(draws)
 
 
-def equate_gradient(
-    prepared: PreparedLayer, evidence: Evidence, routing: Tensor, mean: Tensor, errors: Tensor
-) -> Equations:
-    """Return the equations of the weight's gradient, which are linear in the input for a given routing.
-
-    An entry of which only a bound is known counts while the present input's gradient is beyond the bound.
-    """
-    layer, prior = prepared.layer, prepared.prior
-    kernel = gradient_rows(layer, evidence, routing)  # (O h w, H W), equal for all channels of the input
-    channels, size = layer.shape[0], kernel.shape[1]
-    rows = kernel @ prior.root.view(channels, size, -1)  # (C, O h w, n)
-    outputs = layer.weight.shape[0]
-    rows = rows.view(channels, outputs, -1, rows.shape[-1]).transpose(0, 1).flatten(0, 2)
-    base = (prior.mean.view(channels, size) @ kernel.T).view(channels, outputs, -1).transpose(0, 1).flatten()
-    middle, _ = read_bounds(evidence)
-    low, high = evidence.low.flatten(), evidence.high.flatten()
-    shown = rows @ mean + base
-    used = (low.isfinite() & high.isfinite()) | (shown < low) | (shown > high)
-    return Equations(rows[used], (middle.flatten() - base)[used], errors.flatten()[used])
-
-
-def gradient_rows(layer: PooledLayer, evidence: Evidence, routing: Tensor) -> Tensor:
+def gradient_rows(layer: PooledLayer, evidence: LayerEvidence, routing: Tensor) -> Tensor:
     """Return (O h w, H W): the slope of each entry of the gradient by each pixel of its input channel."""
     flow = spread_slopes(layer, evidence, routing)  # (O, P)
     patches, pixels = layer.patches, math.prod(layer.shape[1:])
@@ -261,14 +303,14 @@ def gradient_rows(layer: PooledLayer, evidence: Evidence, routing: Tensor) -> Te
     return rows[..., :pixels].flatten(0, 1)
 
 
-def weight_gradient(layer: PooledLayer, inputs: Tensor, evidence: Evidence, routing: Tensor) -> Tensor:
+def weight_gradient(layer: PooledLayer, inputs: Tensor, evidence: LayerEvidence, routing: Tensor) -> Tensor:
     """Return (O, C h w) the gradient of the weight for an input (n,) and a routing."""
     channels, outputs = layer.shape[0], layer.weight.shape[0]
     shown = inputs.view(channels, -1) @ gradient_rows(layer, evidence, routing).T
     return shown.view(channels, outputs, -1).transpose(0, 1).flatten(1)
 
 
-def spread_slopes(layer: PooledLayer, evidence: Evidence, routing: Tensor) -> Tensor:
+def spread_slopes(layer: PooledLayer, evidence: LayerEvidence, routing: Tensor) -> Tensor:
     """Return (O, P) dL/d of the convolution's outputs: the slope of each cell at its positions."""
     shares = mask_slopes(evidence)[:, None] * routing
     flow = shares.new_zeros(layer.weight.shape[0], layer.patches.shape[1])
@@ -276,7 +318,7 @@ def spread_slopes(layer: PooledLayer, evidence: Evidence, routing: Tensor) -> Te
     return flow
 
 
-def input_slopes(layer: PooledLayer, evidence: Evidence, routing: Tensor) -> Tensor:
+def input_slopes(layer: PooledLayer, evidence: LayerEvidence, routing: Tensor) -> Tensor:
     """Return (n,) dL/d input."""
     flow = spread_slopes(layer, evidence, routing)
     columns = layer.weight.flatten(2).permute(1, 2, 0) @ flow  # (C, h w, P)
@@ -286,7 +328,7 @@ def input_slopes(layer: PooledLayer, evidence: Evidence, routing: Tensor) -> Ten
     return total.scatter_add_(1, index, columns.flatten(1))[:, :pixels].flatten()
 
 
-def mask_slopes(evidence: Evidence) -> Tensor:
+def mask_slopes(evidence: LayerEvidence) -> Tensor:
     """Return the slopes of outputs that ReLU lets through, 0 elsewhere."""
     return torch.where(evidence.outputs > 0, evidence.slopes, 0)
 
@@ -299,15 +341,6 @@ def patches_of(layer: PooledLayer, inputs: Tensor) -> Tensor:
     return patches[:, :, layer.cells].permute(0, 2, 3, 1)
 
 
-def read_bounds(evidence: Evidence) -> tuple[Tensor, Tensor]:
-    """Return the middle of the bounds and half their distance; an open bound is at half above its other one."""
-    low, high = evidence.low, evidence.high
-    low, high = (torch.where(a.isfinite(), a, 1.5 * b) for a, b in ((low, high), (high, low)))
-    known = low.isfinite() & high.isfinite()
-    middle, width = (low + high) / 2, (high - low).abs() / 2
-    return torch.where(known, middle, 0), torch.where(known, width, 0)
-
-
 def moments(samples: Tensor) -> Prior:
     """Return the Gaussian with the moments of samples (N, n), with a little more variance."""
     mean = samples.mean(0)
@@ -316,6 +349,6 @@ def moments(samples: Tensor) -> Prior:
     return Prior(mean, torch.linalg.cholesky(covariance))
 
 
-def best(solutions: Sequence[Solved]) -> Solved:
+def best(solutions: Sequence[SolvedLayer]) -> SolvedLayer:
     """Return the solution of the smallest residual."""
     return min(solutions, key=lambda one: float(one.residual))
