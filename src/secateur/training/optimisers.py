@@ -139,7 +139,7 @@ def bound_gradient(optimiser: Optimiser, rate: float, sent: Params, received: Pa
 
     The step is rate * u with u = g / (|g| + eps), so |g| = eps |u| / (1 - |u|). Weights are rounded: |u| is known to
     about half a unit in the last place of the weight, divided by the rate. So small gradients are known well. Of large
-    ones the sign is known, and a size that they exceed. |u| never exceeds 1. A larger one shows more noise than rounding.
+    ones the sign is known, and a size that they exceed. |u| never exceeds 1. A larger one shows noise beside rounding.
     """
     lows, highs = {}, {}
     for name, after in received.items():
@@ -147,8 +147,8 @@ def bound_gradient(optimiser: Optimiser, rate: float, sent: Params, received: Pa
         direction = (before.double() - after.double()) / rate
         if optimiser.kind == "adamw":
             direction = direction - optimiser.weight_decay * before
-        rounds = 2 if optimiser.kind == "adamw" else 1  # it decays the weights first
-        unit = rounding_error(after) * rounds
+        rounds = 3 if optimiser.kind == "adamw" else 1  # it decays the weights first
+        unit = rounding_error(torch.maximum(before.abs(), after.abs())) * rounds
         slack = unit / rate + ROUNDED * type_info.eps
         excess = (direction.abs() - 1).clamp_min(0)
         if excess.numel():  # a few entries may be withheld, and say nothing of the others
