@@ -134,12 +134,19 @@ def test_both_forms_of_the_gaussian_are_equal() -> None:
     torch.testing.assert_close(wide, by_hand)
 
 
-def test_factors_hardly_count_open_entries() -> None:
-    matrix = torch.outer(torch.tensor([1.0, -2.0]), torch.tensor([3.0, 4.0, 5.0])).double()
-    low, high = matrix.clone(), matrix.clone()
-    high[0, 2] = math.inf
-    d, x = factorise(low, high)
-    torch.testing.assert_close(torch.outer(d.values, x.values), matrix)
+def test_factors_leave_out_open_entries_unless_nothing_else_is_known() -> None:
+    rng = torch.Generator().manual_seed(0)
+    d, x = (10.0 ** (3 * torch.rand(size, generator=rng, dtype=torch.float64)) for size in (40, 7))
+    x[3] = 1e6  # all entries of this column are open
+    matrix = torch.outer(d, x)
+    limit = matrix.flatten().quantile(0.3)
+    closed = matrix <= limit
+    low, high = torch.where(closed, 0.95 * matrix, limit), torch.where(closed, 1.05 * matrix, torch.inf)
+    _, found = factorise(low, high)
+    known = closed.any(0)
+    assert known.sum() >= 3 and not known[3]
+    torch.testing.assert_close(found.values[known] / found.values[known][0], x[known] / x[known][0], rtol=0.01, atol=0)
+    assert found.values[3] / found.values[known][0] > 0  # from the bounds that it has
 
 
 def test_a_scale_is_found_between_the_points_of_the_grid() -> None:

@@ -258,16 +258,16 @@ class Factor(NamedTuple):
 def factorise(low: Tensor, high: Tensor) -> tuple[Factor, Factor]:
     """Return the factors d (D,) and x (F,) of a matrix d x^T whose entries have bounds, by alternating least squares.
 
-    An entry counts by the inverse square of its error. One with an open bound counts little: as half above the other.
+    An entry counts by the inverse square of its error. One with an open bound counts only if its row or column has no
+    other, as half above the bound that it has.
 
     Example:
         >>> matrix = torch.tensor([[2.0, 4.0], [1.0, 2.0]]).double()
         >>> d, x = factorise(matrix, matrix)
-        >>> torch.outer(d.values, x.values)
+        >>> torch.outer(d.values, x.values).round(decimals=6)
         tensor([[2., 4.],
                 [1., 2.]], dtype=torch.float64)
     """
-    low, high = (torch.where(a.isfinite(), a, 2 * b) for a, b in ((low, high), (high, low)))
     known = low.isfinite() & high.isfinite()
     middle = torch.where(known, (low + high) / 2, 0)
     width = torch.where(known, (high - low).abs() / 2, 0)
@@ -282,10 +282,17 @@ def factorise(low: Tensor, high: Tensor) -> tuple[Factor, Factor]:
         x = x / x.norm().clamp_min(1e-300)
         d = ((weights * middle) @ x / (weights @ x.square())).nan_to_num(0, 0, 0)
         x = ((weights * middle).T @ d / (weights.T @ d.square())).nan_to_num(0, 0, 0)
-    deviations = [
-        (part * largest).rsqrt().nan_to_num(0, 0, 0) for part in (weights @ x.square(), weights.T @ d.square())
-    ]
-    return Factor(d, deviations[0]), Factor(x, deviations[1])
+    errors = [(part * largest).rsqrt().nan_to_num(0, 0, 0) for part in (weights @ x.square(), weights.T @ d.square())]
+    guess = 1.5 * torch.where(low.isfinite(), low, high).nan_to_num(0, 0, 0)  # of open entries
+    d, d_error = _fill(d, errors[0], known.any(1), guess, x)
+    x, x_error = _fill(x, errors[1], known.any(0), guess.T, d)
+    return Factor(d, d_error), Factor(x, x_error)
+
+
+def _fill(values: Tensor, errors: Tensor, known: Tensor, guess: Tensor, other: Tensor) -> tuple[Tensor, Tensor]:
+    """Return a factor and its errors, from the guess of open entries and the other factor where nothing is known."""
+    filled = guess @ other / other.square().sum().clamp_min(1e-300)
+    return torch.where(known, values, filled), torch.where(known, errors, filled.abs())
 
 
 def find_scale(error: Callable[[Tensor], Tensor], start: float) -> Tensor:
