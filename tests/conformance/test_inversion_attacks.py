@@ -1,8 +1,8 @@
 """Every inversion attack of the catalogue, found by itself: repeatable, blind to its neighbours, harmless, of use.
 
-A method runs here with the hyper-parameters of its info key `demo`, which make it quick, and on the first of two
-small networks that its `check` accepts: smooth and with biases, or a plain chain without them (R-GAP). The attacker
-may have a generator: class means and principal components of digits.
+A method runs here with the hyper-parameters of its info key `demo`, which make it quick, and on the first of
+three small networks that its `check` accepts: smooth and with biases, a plain chain without them (R-GAP), or with
+ReLU and max-pooling (layerwise). The attacker may have a generator: class means and principal components of digits.
 """
 
 from dataclasses import replace
@@ -31,6 +31,11 @@ def smooth():
 def chain():
     convolution = nn.Conv2d(1, 6, 3, 2, 1, bias=False)
     return nn.Sequential(convolution, nn.LeakyReLU(0.2), nn.Flatten(), nn.Linear(96, CLASSES, bias=False))
+
+
+def pooled():
+    convolution = nn.Conv2d(1, 6, 3, 1, 1)
+    return nn.Sequential(convolution, nn.ReLU(), nn.MaxPool2d(2), nn.Flatten(), nn.Linear(96, CLASSES))
 
 
 def made(make):
@@ -85,7 +90,7 @@ class Scene:
         self.attack = entry(**entry.info.get("demo", {}) | short)
         self.truths = [pool.take(torch.tensor([row])) for row in TARGETS]
         mean, std = torch.full((1, 1, 1), 0.3053), torch.full((1, 1, 1), 0.3760)
-        for make in (smooth, chain):
+        for make in (smooth, chain, pooled):
             net = made(make)
             known = Knowledge(net, SHAPE, CLASSES, mean.double(), std.double(), generator=generator)
             self.net, self.state = self.attack.tamper(net, tree.state_of(net), known, torch.Generator().manual_seed(1))

@@ -138,8 +138,8 @@ def bound_gradient(optimiser: Optimiser, rate: float, sent: Params, received: Pa
     """Return the lowest and the highest gradient by which the first step of Adam leads from one model to the other.
 
     The step is rate * u with u = g / (|g| + eps), so |g| = eps |u| / (1 - |u|). Weights are rounded: |u| is known to
-    about a unit in the last place of the weight, divided by the rate. So small gradients are known well. Of large ones
-    the sign is known, and a size that they exceed. |u| never exceeds 1. A larger one shows more noise than rounding.
+    about half a unit in the last place of the weight, divided by the rate. So small gradients are known well. Of large
+    ones the sign is known, and a size that they exceed. |u| never exceeds 1. A larger one shows noise beside rounding.
     """
     lows, highs = {}, {}
     for name, after in received.items():
@@ -147,9 +147,9 @@ def bound_gradient(optimiser: Optimiser, rate: float, sent: Params, received: Pa
         direction = (before.double() - after.double()) / rate
         if optimiser.kind == "adamw":
             direction = direction - optimiser.weight_decay * before
-        rounds = 2 if optimiser.kind == "adamw" else 1  # it decays the weights first
-        unit = torch.maximum(before.abs(), after.abs()).double() * rounds * type_info.eps
-        slack = (unit / rate).clamp_min(ROUNDED * type_info.eps)
+        rounds = 3 if optimiser.kind == "adamw" else 1  # it decays the weights first
+        unit = rounding_error(torch.maximum(before.abs(), after.abs())) * rounds
+        slack = unit / rate + ROUNDED * type_info.eps
         excess = (direction.abs() - 1).clamp_min(0)
         if excess.numel():  # a few entries may be withheld, and say nothing of the others
             common = excess.flatten().kthvalue(math.ceil(NOISY * excess.numel())).values
@@ -162,6 +162,18 @@ def bound_gradient(optimiser: Optimiser, rate: float, sent: Params, received: Pa
             bounds = [bound - optimiser.weight_decay * before for bound in bounds]
         lows[name], highs[name] = (bound.to(after.dtype) for bound in bounds)
     return lows, highs
+
+
+def rounding_error(values: Tensor) -> Tensor:
+    """Return the largest error of rounding to these values, in float64: half a unit in their last place.
+
+    Example:
+        >>> (rounding_error(torch.tensor([1.0, 1.5, 0.75])) * 2**24).tolist()
+        [1.0, 1.0, 0.5]
+    """
+    type_info = torch.finfo(values.dtype)
+    _, exponent = torch.frexp(values)  # |value| is in [1/2, 1) times two to this power
+    return torch.ldexp(torch.full_like(values, type_info.eps / 4, dtype=torch.float64), exponent)
 
 
 def _undo_adam(direction: Tensor, eps: float, sure: Tensor) -> Tensor:
