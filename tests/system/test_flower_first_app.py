@@ -81,10 +81,10 @@ def audit(tmp_path_factory, data_folder):
     own = environment_over(root / "packages")
     own |= {"HF_HOME": str(root / "hub"), "HF_HUB_OFFLINE": "1", "MPLCONFIGDIR": str(root / "plots")}
 
-    def run(clients, attacked, iterations):
+    def run(clients, attacked, attack):
         command = [sys.executable, "-m", "secateur", "audit-app", "first-app", "--clients", clients]
         command += ["--run-config", "num-server-rounds=1 fraction-train=1.0", "--attack-clients", attacked]
-        command += ["--attack", "ig-smooth", "--iterations", iterations, "--out", f"run-{clients}"]
+        command += ["--attack", attack, "--out", f"run-{clients}"]
         done = subprocess.run(list(map(str, command)), cwd=root, env=own, capture_output=True, text=True, timeout=800)
         assert done.returncode == 0, done.stderr[-3000:]
         rows = [row for row in load_rows(root / f"run-{clients}") if row.extra.get("client") is None]
@@ -94,7 +94,7 @@ def audit(tmp_path_factory, data_folder):
 
 
 def test_single_pictures_of_its_clients_come_back(audit):
-    values, notes = audit(clients=20, attacked=4, iterations=600)
+    values, notes = audit(clients=20, attacked=4, attack="layerwise")
     steps = "62,006 weights in 1 step of 1 example (1 pass over 1) by adam, learning rate 0.01"
     assert steps in notes["local_steps"] and values["imitation_error"] < 1e-5
     assert (values["updates"], values["pictures"]) == (4, 4)
@@ -104,7 +104,7 @@ def test_single_pictures_of_its_clients_come_back(audit):
 
 
 def test_batches_of_eight_of_its_clients_come_back_partly(audit):
-    values, notes = audit(clients=4, attacked=2, iterations=1000)
+    values, notes = audit(clients=4, attacked=2, attack="ig-smooth:iterations=1000")
     assert "62,006 weights in 1 step of 8 examples (1 pass over 8) by adam" in notes["local_steps"]
     assert values["imitation_error"] < 1e-5 and values["pictures"] == 16
     assert values["label_accuracy"] > 0.8

@@ -112,7 +112,8 @@ class Layerwise(InversionAttack):
                     known = [(view.sent, network, prepare_layers(network, knowledge))]
                 _, network, layers = known[-1]
                 rounds.append(self._round(view, knowledge, network, layers, index, seed, trial))
-            watch.advance(1)
+            done = [self.iterations * number // len(targets) for number in (index, index + 1)]
+            watch.advance(done[1] - done[0])  # the bar counts iterations of all targets together
             yield index, min(rounds, key=lambda one: one.loss)
 
     def _round(
