@@ -94,13 +94,13 @@ def audit(tmp_path_factory, data_folder):
 
 
 def test_single_pictures_of_its_clients_come_back(audit):
-    values, notes = audit(clients=20, attacked=4, attack="layerwise")
+    values, notes = audit(clients=20, attacked=2, attack="layerwise")
     steps = "62,006 weights in 1 step of 1 example (1 pass over 1) by adam, learning rate 0.01"
     assert steps in notes["local_steps"] and values["imitation_error"] < 1e-5
-    assert (values["updates"], values["pictures"]) == (4, 4)
+    assert (values["updates"], values["pictures"]) == (2, 2)
     assert values["label_accuracy"] == 1 and values["identified"] == 1
-    assert values["psnr"] > values["psnr_grey"] + 3  # 4.4 to 5.4 dB were measured with four seeds
-    assert values["recognisable"] > 0
+    assert values["psnr"] > values["psnr_grey"] + 5  # of four clients 9.3 dB, and 3 of 4 recognisable
+    assert values["recognisable"] >= 0.5
 
 
 def test_batches_of_eight_of_its_clients_come_back_partly(audit):
