@@ -41,6 +41,11 @@ def stack(trees: Sequence[Mapping[str, Tensor]]) -> Params:
     return {name: torch.stack([tree[name] for tree in trees]) for name in trees[0]}
 
 
+def are_equal(a: Mapping[str, Tensor], b: Mapping[str, Tensor]) -> bool:
+    """Return True if two trees of the same names hold equal tensors."""
+    return a is b or all(a[name] is b[name] or torch.equal(a[name], b[name]) for name in a)
+
+
 def mask_tree(tree: Mapping[str, Tensor], mask: Mask) -> Params:
     """Return the tree with dropped entries set to exactly zero; tensors without a mask are unchanged."""
     return {name: torch.where(mask[name], value, 0) if name in mask else value for name, value in tree.items()}

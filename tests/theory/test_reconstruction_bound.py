@@ -15,6 +15,7 @@ from secateur.interfaces import Batch, Gradient, Knowledge, ServerView
 from secateur.models.create import create
 from secateur.theory.gradient_distance import cosine_distance, distance, gradient_map, reconstruction_bound
 from secateur.tree import state_of
+from silent_watch import Silent
 
 
 def squared(outputs, labels):
@@ -70,17 +71,6 @@ def test_near_the_truth_it_holds_where_phi_is_smooth(rng):
     moves = [1e-4 * torch.randn(1, 1, 8, 8, generator=rng, dtype=torch.float64) for _ in range(5)]
     found = [reconstruction_bound(net, state_of(net), truth, truth.inputs + move, rng) for move in moves]
     assert not any(bound.violated for bound in found)
-
-
-class Silent:
-    def advance(self, iterations):
-        pass
-
-    def load(self):
-        return None
-
-    def save(self, state, pictures):
-        pass
 
 
 @pytest.mark.parametrize("upload", [TopK(), DualGradientPruning()], ids=["top-k", "dgp"])

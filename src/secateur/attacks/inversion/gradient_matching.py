@@ -355,7 +355,7 @@ def problems(aims: Sequence[MatchingTarget], knowledge: Knowledge, restarts: int
     rounds = []
     for i in range(len(aims[0].observed)):
         sent = [aim.sent[i] for aim in aims]
-        own_weights = not all(_are_equal(sent[0], other) for other in sent[1:])
+        own_weights = not all(tree.are_equal(sent[0], other) for other in sent[1:])
         problem = Problem(
             net=net,
             sent=stack_trees(sent) if own_weights else sent[0],
@@ -370,11 +370,6 @@ def problems(aims: Sequence[MatchingTarget], knowledge: Knowledge, restarts: int
         )
         rounds.append((problem, stack_trees([_statistics(aim, i, knowledge) for aim in aims])))
     return rounds
-
-
-def _are_equal(a: Params, b: Params) -> bool:
-    """Return True if both hold equal tensors."""
-    return a is b or all(a[name] is b[name] or torch.equal(a[name], b[name]) for name in a)
 
 
 def _statistics(aim: MatchingTarget, i: int, knowledge: Knowledge) -> Params:

@@ -11,6 +11,7 @@ import torch
 from torch import Generator, Tensor
 from torch.func import grad, vmap
 
+from secateur import tree
 from secateur.attacks.inversion.label_inference import Rule, infer
 from secateur.attacks.inversion.layerwise_network import Network, read_network
 from secateur.attacks.inversion.layerwise_solver import (
@@ -107,7 +108,7 @@ class Layerwise(InversionAttack):
         for index, (views, rng) in enumerate(zip(targets, chance, strict=True)):
             seed, rounds = draw_seed(rng), []
             for trial, view in enumerate(views):
-                if not known or not _are_equal(known[-1][0], view.sent):
+                if not known or not tree.are_equal(known[-1][0], view.sent):
                     network = read_network(knowledge, view.sent)
                     known = [(view.sent, network, prepare_layers(network, knowledge))]
                 _, network, layers = known[-1]
@@ -325,8 +326,3 @@ def _column(part: Params, name: str, otherwise: float) -> Tensor:
     """Return the bias's bounds as a column (D, 1); open ones without a bias."""
     bias, weight = part.get(f"{name}.bias"), part[f"{name}.weight"]
     return torch.full_like(weight[:, :1], otherwise) if bias is None else bias[:, None]
-
-
-def _are_equal(a: Params, b: Params) -> bool:
-    """Return True if both hold equal tensors."""
-    return a is b or all(a[name] is b[name] or torch.equal(a[name], b[name]) for name in a)
