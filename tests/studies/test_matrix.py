@@ -12,9 +12,11 @@ from secateur.errors import WrongInput
 from secateur.report.matrix import BY_KEY, CELL, REFUSED, build_heatmaps
 from secateur.report.page import write_page
 from secateur.runs.folder import load_rows
+from secateur.seeding import derive
 from secateur.studies import read_data
 from secateur.studies.matrix.ground import MatrixSetting, MatrixStep, draw_ground
 from secateur.studies.matrix.measures import train_reference
+from secateur.studies.matrix.references import ProtectedContext
 from secateur.studies.study import read_scales, reproduce
 
 TINY = read_scales("matrix")["tiny"]
@@ -111,6 +113,20 @@ def test_a_defense_meets_reference_models_that_imitate_it(tmp_path):
     (cell,) = (row.cells["final-rmia"] for row in build_heatmaps(rows)[0].rows if row.name == "random")
     assert cell.estimate.value == max(imitating.value, plain.value)
     assert {line[0] for line in cell.list_rows()} == {"rmia", "rmia, reference models under the defense"}
+
+
+def test_a_network_with_a_part_of_the_defense_is_attacked_with_that_part(tmp_path):
+    rows = measure(tmp_path, "rows=precode", "measures=training", "rounds=2")
+    final = [row for row in rows if row.extra["column"].startswith("final")]
+    references = [row.extra.get("references") for row in final]
+    assert references == ["reference models under the defense"] * 2 + [None] * 2
+    assert all(row.metric == CELL and 0 <= row.value <= 1 for row in final)
+    one = setting(defense="precode")
+    context = ProtectedContext(None, one.audit(tmp_path), one.data, one.device, one.seed, defense=one.defense)
+    names = [name for name, _ in context.build(derive(0, "check")).named_parameters()]
+    assert sum("encoder" in name for name in names) == 2, "PRECODE's bottleneck"
+    plain = replace(context, defense="dgp").build(derive(0, "check"))
+    assert not any("encoder" in name for name, _ in plain.named_parameters())
 
 
 def test_a_reference_model_is_trained_under_the_defense():

@@ -44,7 +44,6 @@ from secateur.interfaces import Batch, BlackBox, Candidates, Converter, InOut, M
 from secateur.metrics.epsilon import LEVEL
 from secateur.metrics.estimates import paired_drop
 from secateur.metrics.membership import auc_change
-from secateur.models.create import create
 from secateur.models.outputs import recognise_outputs
 from secateur.runs.artifacts import Result
 from secateur.runs.rows import Row
@@ -323,8 +322,7 @@ class AuditEvaluation:
     @cached_property
     def _structure(self) -> nn.Module:
         """The network as its function makes it: weights that were given may have fewer channels."""
-        data = self.context.data
-        return create(self.config.model, data.input_shape, data.classes, derive(0, "check"))
+        return self.context.build(derive(0, "check"))
 
     @cached_property
     def _given_sparsity(self) -> float:

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Generator, Tensor, nn
 
 from secateur.catalogue import Choice, Compressor, Defense, users_own
 from secateur.config import Audit, Common, ModelRun
@@ -81,10 +81,13 @@ class SeedContext:
             digest.update(source_key("model", self.config.model).encode())
         return digest.hexdigest()
 
+    def build(self, rng: Generator) -> nn.Module:
+        """Return the network as its function makes it, with weights drawn from `rng`."""
+        return create(self.config.model, self.data.input_shape, self.data.classes, rng)
+
     def initial(self, role: str) -> nn.Module:
         """Return a new model of this structure, with the weights that this role starts from."""
-        rng = derive(self.seed, "initialise", role)
-        net = create(self.config.model, self.data.input_shape, self.data.classes, rng)
+        net = self.build(derive(self.seed, "initialise", role))
         if self.config.weights is not None:
             net = shrink(net, self.config.weights)
         return net if self.scratch is None else self.scratch.make().structure(net)

@@ -32,7 +32,7 @@ from secateur.runs.rows import Row
 from secateur.studies.dgp.extensions import write_tensors
 from secateur.studies.dgp.steps import train as collaborate
 from secateur.studies.matrix.ground import MatrixSetting
-from secateur.studies.matrix.references import ImitatingFactory
+from secateur.studies.matrix.references import ImitatingFactory, ProtectedContext
 
 log = logging.getLogger(__name__)
 FINAL = ("final-rmia", "final-lira")
@@ -294,7 +294,7 @@ def measure_final(setting: MatrixSetting, weights: Path, marks: dict[str, str]) 
     config, start = setting.audit(weights), len(setting.run.rows)
     check_audit(config)
     config = fit_pruners(config, setting.data, chosen=True)
-    context = SeedContext(setting.run, config, setting.data, setting.device, setting.seed)
+    context = ProtectedContext(setting.run, config, setting.data, setting.device, setting.seed, defense=setting.defense)
     parts = parts_of(config, setting.data, setting.seed)
     factory = ModelFactory(context, parts)
     matchup = list(list_matchups(config, setting.seed))[-1]

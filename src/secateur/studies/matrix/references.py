@@ -1,13 +1,16 @@
-"""Reference models of an attacker who knows of a federation's defense: final models of federations under it."""
+"""Reference models of an attacker who knows of a federation's defense: its network, and final models under it."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import asdict, replace
+from dataclasses import asdict, dataclass, replace
 
 import torch
+from torch import Generator, nn
 
+from secateur.config import defense as read_defense
 from secateur.data.partition import Part
+from secateur.evaluation.client import protect
 from secateur.experiments.context import SeedContext
 from secateur.experiments.pipeline import VICTIM, ModelFactory
 from secateur.experiments.threat_models import Compression
@@ -15,6 +18,21 @@ from secateur.interfaces import Params
 from secateur.runs.artifacts import Result
 from secateur.seeding import derive, draw_seed
 from secateur.studies.matrix.ground import MatrixSetting
+
+
+@dataclass(frozen=True)
+class ProtectedContext(SeedContext):
+    """A context whose networks have the part that a defense adds to them, such as PRECODE's bottleneck.
+
+    Whoever has the final model sees that part, so all reference models have it. No noise is drawn: an answer is that of
+    the mean.
+    """
+
+    defense: str = "none"
+
+    def build(self, rng: Generator) -> nn.Module:
+        """Return the network with the defense's part of it, which `rng` draws too."""
+        return protect(super().build(rng), read_defense(self.defense), self.data.classes, rng)[0]
 
 
 class ImitatingFactory(ModelFactory):
