@@ -100,6 +100,18 @@ def test_a_defense_may_raise_what_it_should_lower():
     assert sentence.startswith("These raise the AUC of RMIA on the final model: top-k (by 0.100 AUC")
 
 
+def test_reference_models_under_the_defense_may_find_more_than_others():
+    close = (-0.01, 0.0, 0.01)
+    rows = seeds("ats", "final-rmia", 0.5, close, attack="rmia") + seeds("dgp", "final-rmia", 0.5, close, attack="rmia")
+    rows += seeds("ats", "final-rmia", 0.6, close, attack="rmia", references="imitating")
+    rows += seeds("dgp", "final-rmia", 0.501, close[::-1], attack="rmia", references="imitating")
+    (sentence,) = only(rows).sentences
+    assert sentence == (
+        "These show RMIA more through reference models under the defense than through others: "
+        "ats (by 0.100 AUC, 0.100 to 0.100)."
+    )
+
+
 def test_refused_and_unmet_cells_are_marked_with_their_reasons():
     rows = [cell("ppb", "inversion", None, attack=None, metric=REFUSED, note="no update <is> sent", by="the matrix")]
     rows += [

@@ -25,6 +25,7 @@ NONE = "none"  # the row without a defense
 SCALE = ("#fff7d6", "#fee391", "#fec44f", "#fe9929", "#bf4a02", "#7a2503")  # light to dark: safe for colour-blind eyes
 INKS = (*["#1c2321"] * 4, "#ffffff", "#ffffff")  # of the text on each colour
 HIDE, INFORMED = "hide from the plain attacker", "strongest"
+IMITATED = " through reference models under the defense than through others"
 LOST = f"{HIDE} and are not shown to hide from the informed one, who sees more"
 PICTURES = 4  # truths of a row
 MOST_NETWORKS, MOST_ROWS, MOST_LINES = 6, 60, 12  # of a page, of a heat map, of a cell
@@ -257,6 +258,11 @@ def write_sentences(heatmap: Heatmap) -> list[str]:
     def compare_attackers(row: MatrixRow, column: str) -> Estimate | None:
         return _less(row.measure("strongest"), row.measure("inversion"))
 
+    def compare_references(row: MatrixRow, column: str) -> Estimate | None:
+        known = row.cells[column].by_attack if column in row.cells else {}
+        pairs = ((measure, *(attack or "").partition(", ")[::2]) for attack, measure in known.items())
+        return next((_less(measure, known.get(plain, {})) for measure, plain, kind in pairs if kind), None)
+
     def negate(row: MatrixRow, column: str) -> Estimate | None:
         return _less(row.measure(column), bare.measure(column)) if bare else None
 
@@ -265,16 +271,16 @@ def write_sentences(heatmap: Heatmap) -> list[str]:
     kept = [row for row in seen if row not in lost]
     return [
         *_say("give the plain attacker less than no defense does", "inversion", others, compare),
-        *_say(
-            f"{HIDE} and are not shown to hide from the informed one, who sees more", INFORMED, lost, compare_attackers
-        ),
+        *_say(LOST, INFORMED, lost, compare_attackers),
         *_say(f"{HIDE}, and less from the informed one, who sees more", INFORMED, kept, compare_attackers),
         *_say("give even the strongest attacker met less than no defense does", INFORMED, others, compare),
         *_say("give the active server less", "active", others, compare),
         *_say("lower the AUC of membership on updates", "updates", others, compare),
         *_say("lower the AUC of RMIA on the final model", "final-rmia", others, compare),
+        *_say(f"show RMIA more{IMITATED}", "final-rmia", others, compare_references),
         *_say("raise the AUC of RMIA on the final model", "final-rmia", others, negate),
         *_say("lower the AUC of LiRA on the final model", "final-lira", others, compare),
+        *_say(f"show LiRA more{IMITATED}", "final-lira", others, compare_references),
         *_say("cost accuracy", "accuracy", others, compare),
     ]
 
