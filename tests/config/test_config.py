@@ -2,6 +2,7 @@ from pathlib import Path
 
 import pytest
 import yaml
+from pydantic import model_validator
 
 from secateur.config import Audit, Federate, Invert, Prune, Reproduce, Training, choice, dump, flags_of, read
 from secateur.config.base import SEEDS
@@ -175,3 +176,15 @@ def test_flags_come_from_the_schema():
     flags = {flag.name: flag for flag in flags_of(Audit)}
     assert flags["attack"].repeat and not flags["shadows"].repeat and flags["adaptive"].kind is bool
     assert flags["weights"].kind is Path and "finetune" not in flags and "limits" not in flags
+
+
+@pytest.mark.parametrize("fault", [ValueError, AssertionError])
+def test_a_fault_of_a_validator_is_not_told_as_a_wrong_value(fault):
+    def fail(self):
+        raise fault("of an import")
+
+    class Faulty(Training):
+        validated = model_validator(mode="after")(fail)
+
+    with pytest.raises(fault, match="of an import"):
+        read(Faulty, None, {})

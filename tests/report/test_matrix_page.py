@@ -107,8 +107,7 @@ def test_reference_models_under_the_defense_may_find_more_than_others():
     rows += seeds("dgp", "final-rmia", 0.501, close[::-1], attack="rmia", references="imitating")
     (sentence,) = only(rows).sentences
     assert sentence == (
-        "These show RMIA more through reference models under the defense than through others: "
-        "ats (by 0.100 AUC, 0.100 to 0.100)."
+        "These show RMIA more through reference models under the defense than through others: ats (by 0.100 AUC)."
     )
 
 

@@ -95,12 +95,16 @@ def shorten(value: Any) -> str:
 def explain(error: ValidationError, prefix: str = "", kind: Any = None) -> WrongInput:
     """Return pydantic's first error as one sentence that names the field and the allowed values.
 
+    An error that a validator raised by accident is raised again: it is a fault of the code, not of the value.
+
     Args:
         error: The error of pydantic.
         prefix: Name of the value that was validated; fields inside it follow after a dot.
         kind: The expected type: a model, or the annotation of the one value that `prefix` names.
     """
     first = error.errors()[0]
+    if isinstance(fault := first.get("ctx", {}).get("error"), Exception):
+        raise fault
     inner, names = _locate(kind, first["loc"])
     field = ".".join([prefix, *names] if prefix else names)
     if first["type"] == "extra_forbidden":

@@ -292,7 +292,8 @@ def _say(
     column, texts = BY_KEY[key], []
     for row in rows:
         if (by := change(row, key)) is not None and _apart(by):
-            texts.append(f"{row.name} (by {column.format(by)} {column.unit}, {column.format_interval(by)})")
+            size = [f"{column.format(by)} {column.unit}", column.format_interval(by)]
+            texts.append(f"{row.name} (by {', '.join(filter(None, size))})")
     return [f"These {words}: {', '.join(texts)}."] if texts else []
 
 
