@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
@@ -12,6 +13,7 @@ from secateur.evaluation.reconstruction import fewest_updates
 from secateur.runs.rows import Row
 
 EMPTY = "empty"  # the label of a residual before the first round
+OPTIMISER = re.compile(r"\bsteps? of (\w+)")  # in the words of an update (client.describe_weights)
 
 
 @dataclass(frozen=True)
@@ -23,6 +25,7 @@ class Strength:
     weights: frozenset[float | None]  # of total variation
     tuned: bool  # no weight of total variation, or one that its attacker chose for such pictures
     empty: bool = False  # error feedback had an empty residual, as in a client's first round alone
+    optimiser: str = ""  # of the client's steps; empty: plain SGD, or a gradient was sent
 
     @property
     def mode(self) -> str:
@@ -66,7 +69,9 @@ def measure_strength(name: str, rows: Sequence[Row]) -> Strength:
     tuned = all(row.extra.get("calibrated") or not row.extra.get("total_variation") for row in rows)
     weights = frozenset(row.extra.get("total_variation") for row in rows)
     empty = any(row.extra.get("residual") == EMPTY for row in rows)
-    return Strength(name, round(sum(row.value or 0 for row in alone)), weights, tuned, empty)
+    updates = round(sum(row.value or 0 for row in alone))
+    optimisers = (OPTIMISER.search(str(row.extra.get("update"))) for row in rows)
+    return Strength(name, updates, weights, tuned, empty, next((match[1] for match in optimisers if match), ""))
 
 
 def pools(row: Row) -> bool:
@@ -84,6 +89,10 @@ def list_missing(attacks: Sequence[Strength], defense: str, base: str = "") -> l
         missing.append(f"{how}; one who knows of it ({weak}) may see more")
     if all(attack.empty for attack in attacks):
         missing.append("its residual was empty, as in a first round; one from training (rounds_before) was not met")
+    for rule in sorted({attack.optimiser for attack in attacks}):
+        strong = [name for name, entry in methods("inversion").items() if entry.info.get("strong_on") == rule]
+        if strong and not any(name_of(attack.name) in strong for attack in attacks):
+            missing.append(f"of steps of {rule} {' or '.join(strong)} may see more, and was not met")
     for mode in [mode for mode in modes if mode in met] or sorted(met):
         same = [attack for attack in attacks if attack.mode == mode or mode == MAGNITUDES in attack.mode]
         if all(attack.cut for attack in same):

@@ -89,7 +89,9 @@ class IGPrecode(IG):
     tv: float = 1e-6
 
 
-@method("inversion", "ig-smooth", "-", threat=THREAT, active=False, demo=DEMO | {"learning_rate": 0.1})
+@method(
+    "inversion", "ig-smooth", "-", threat=THREAT, active=False, strong_on="adam", demo=DEMO | {"learning_rate": 0.1}
+)
 @dataclass(frozen=True)
 class IGSmooth(IG):
     """IG (Geiping et al. 2020) against ReLU, max-pooling and Adam: a smoothed objective in natural coordinates.

@@ -58,6 +58,7 @@ DRAWS = 5  # pictures of the prior for each input of a later convolution
     "-",
     threat="an honest-but-curious server that sees one step on one image through convolutions, ReLU and max-pooling",
     active=False,
+    strong_on="adam",
     demo={"iterations": 4},
 )
 @dataclass(frozen=True)
