@@ -265,6 +265,7 @@ def test_defenses_against_adaptive_attacks():
     assert said(findings, "PPB is one of the best two") == "supported"
     assert said(findings, "ADV is one of the best two") == "not supported"
     assert said(findings, "PPB lowers the AUC of the strongest") == "supported"  # SAMIA alone: from .75 to .57
+    assert said(findings, "DP lowers the AUC of the strongest") == "undecided"  # no useful DP point to ask
     rows = [*points().rows, row(pruned("l1-unstructured", 0.6, "ppb:strength=4"), "auc", 0.9, "lira")]
     _, findings = face_adaptive(AuditResults(rows))
     assert said(findings, "PPB lowers the AUC of the strongest") == "not supported"  # LiRA finds more than SAMIA did

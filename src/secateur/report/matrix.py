@@ -302,6 +302,11 @@ def _less(one: Measure, other: Measure) -> Estimate | None:
     return combine(sub, one, other) if len(one.keys() & other.keys()) > 1 else None
 
 
+def is_lower(one: Measure, other: Measure) -> bool:
+    """Return True if one measure is below another on the same seeds, with its whole interval."""
+    return _apart(_less(other, one))
+
+
 def _apart(change: Estimate | None) -> bool:
     """Return True if a change is above 0 with its whole interval."""
     return change is not None and change.low > 0

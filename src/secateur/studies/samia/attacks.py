@@ -344,14 +344,20 @@ def _less(
 
 
 def _lowers_strongest(results: AuditResults, pruner: str, defense: str) -> Estimate | None:
-    """Return how far a defense lowers the AUC of the attack that is best on it, whichever that is on Basic."""
+    """Return how far a defense lowers the AUC of the attack that is best on it, whichever that is on Basic.
+
+    None if no model of the defense is useful: Basic's model would be held against itself.
+    """
+    basic, defended = _basic(results, pruner), _best(results, pruner, defense)
+    if defended == basic:
+        return None
     attacks = dict.fromkeys(row.attack for row in results.rows if row.metric == "auc" and row.attack)
 
     def find_best(model: VictimKey) -> Measure:
         by_attack = [results.of(model, "auc", attack) for attack in attacks]
         return max(by_attack, key=lambda auc: estimate.value if (estimate := mean(auc)) else 0.0)
 
-    return combine(sub, find_best(_basic(results, pruner)), find_best(_best(results, pruner, defense)))
+    return combine(sub, find_best(basic), find_best(defended))
 
 
 def _rivals(
