@@ -106,9 +106,8 @@ def _summarise_matrix(path: Path) -> Iterator[str]:
     body, bare = [], next(row for row in heatmap.rows if row.name == NONE)
     for row in heatmap.rows:
         pictures = [_write_cell(row, key) for key in ("inversion", "strongest", "active")]
-        members = _write_cell(row, _pick_members(row)) + "*" * any(
-            row.cells[x].unmet for x in MEMBERS if x in row.cells
-        )
+        star = "*" if any(row.cells[key].unmet for key in MEMBERS if key in row.cells) else ""
+        members = _write_cell(row, _pick_members(row)) + star
         body.append([f"`{row.name}`", *pictures, members, _write_cell(row, "accuracy"), _list_lower(row, bare)])
     title = "shown to lower, against the strongest"
     yield grid([*head, "members, strongest attacker", "accuracy", title], [line for line in body if any(line[1:-1])])
