@@ -14,6 +14,7 @@ from secateur.report.page import write_page
 from secateur.runs.folder import load_rows
 from secateur.seeding import derive
 from secateur.studies import read_data
+from secateur.studies.matrix import measures
 from secateur.studies.matrix.ground import MatrixSetting, MatrixStep, draw_ground
 from secateur.studies.matrix.measures import train_reference
 from secateur.studies.matrix.references import ProtectedContext
@@ -138,6 +139,20 @@ def test_a_reference_model_is_trained_under_the_defense():
     assert all(torch.equal(one[name], same[name]) for name in one)
     assert any(not torch.equal(one[name], plain[name]) for name in one)
     assert any(not torch.equal(one[name], other[name]) for name in one)
+
+
+def test_a_reference_federation_that_diverges_is_tried_again(tmp_path, monkeypatch):
+    seeds = []
+
+    def diverge_at_first(one):
+        seeds.append(one.seed)
+        model = train_reference(one)
+        return {name: value * (float("nan") if len(seeds) == 1 else 1) for name, value in model.items()}
+
+    monkeypatch.setattr(measures, "train_reference", diverge_at_first)
+    rows = measure(tmp_path, "rows=random", "measures=training", "rounds=2")
+    assert len(seeds) == TINY.in_out + 1 and len(set(seeds)) == len(seeds), "one more, from other first weights"
+    assert not any("unmet" in row.extra for row in rows)
 
 
 def test_without_imitation_the_cells_of_a_defense_are_marked(tmp_path):

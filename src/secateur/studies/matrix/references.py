@@ -19,6 +19,8 @@ from secateur.runs.artifacts import Result
 from secateur.seeding import derive, draw_seed
 from secateur.studies.matrix.ground import MatrixSetting
 
+TRIALS = 3  # of a reference federation that diverges
+
 
 @dataclass(frozen=True)
 class ProtectedContext(SeedContext):
@@ -60,13 +62,23 @@ class ImitatingFactory(ModelFactory):
         }
 
     def _imitate(self, compression: Compression, role: str) -> Result:
-        """Return the final model of a training on a role's rows, as a stage of the run."""
+        """Return the final model of a training on a role's rows, as a stage of the run.
+
+        A training that diverges tells an attacker nothing, and is tried again from other first weights.
+        """
         setting, part = self.setting, self.parts[role]
         data, rows = setting.data, torch.cat([part.train, part.test])
         ground = replace(data, inputs=data.inputs[rows], labels=data.labels[rows], train_size=part.train.numel())
-        seed = draw_seed(derive(setting.seed, "imitate", role), below=2**31)
         (job,) = self.jobs(compression, [role])
         terms = asdict(setting.step) | {"measures": None, "defense": setting.defense, "rounds": setting.scale.rounds}
         terms |= {name: getattr(setting.scale, name) for name in ("clients", "batch_size", "learning_rate")}
-        imitation = replace(setting, data=ground, seed=seed)
-        return setting.run.stage("imitate", job.base | terms, lambda: Result(self.train(imitation)))
+
+        def train() -> Result:
+            for trial in range(TRIALS):
+                rng = derive(setting.seed, "imitate", role, *([trial] if trial else []))
+                model = self.train(replace(setting, data=ground, seed=draw_seed(rng, below=2**31)))
+                if all(value.isfinite().all() for value in model.values()):
+                    break
+            return Result(model)
+
+        return setting.run.stage("imitate", job.base | terms, train)
