@@ -34,8 +34,8 @@ class ProtectedContext(SeedContext):
 
     def build(self, rng: Generator) -> nn.Module:
         """Return the network with the defense's part of it, which `rng` draws too."""
-        net = protect(super().build(rng), read_defense(self.defense), self.data.classes, rng)[0]
-        return net.to(self.device)  # the noise that no state holds has no other way there
+        net, added = protect(super().build(rng), read_defense(self.defense), self.data.classes, rng)
+        return net if added is None else net.to(self.device)  # its noise, which no state holds, has no other way there
 
 
 class ImitatingFactory(ModelFactory):
