@@ -233,11 +233,12 @@ def simulate(work: Callable[[Link], T], clients: int, deadline: float, gpu: bool
     logs.setLevel(logging.ERROR)
     try:
         with connected(), indexed_state():  # Flower uses a Ray that is there
-            run_simulation(app, client_app(trusted=True), clients, backend_config={"client_resources": shares})
-    except KeyboardInterrupt:
-        for link in links:
-            link.stopped = True
-        raise
+            try:
+                run_simulation(app, client_app(trusted=True), clients, backend_config={"client_resources": shares})
+            except KeyboardInterrupt:
+                for link in links:  # before Ray goes: no message must wait for a cluster that is not there
+                    link.stopped = True
+                raise
     finally:
         logs.setLevel(level)
     return results[0]
