@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 import logging
 import os
+import threading
+import time
 from collections.abc import Callable, Collection, Mapping
 from contextlib import suppress
 from functools import lru_cache, partial
@@ -28,6 +30,7 @@ if TYPE_CHECKING:
 
 CODE = {"transform"}  # fields that name code
 REFUSED = CODE | {"data_folder", "weights", "download"}  # fields of a task that a node takes from its own settings
+PATIENCE = 60.0  # seconds for the turns of clients that are under way when a simulation is interrupted
 T = TypeVar("T")
 
 
@@ -229,16 +232,25 @@ def simulate(work: Callable[[Link], T], clients: int, deadline: float, gpu: bool
     cores = os.cpu_count() or 1
     shares: dict[str, Any] = {"num_cpus": 1, "num_gpus": 1 / cores if gpu else 0.0}
     logs = logging.getLogger("flwr")
-    level = logs.level
+    level, before = logs.level, threading.enumerate()
     logs.setLevel(logging.ERROR)
     try:
         with connected(), indexed_state():  # Flower uses a Ray that is there
             try:
                 run_simulation(app, client_app(trusted=True), clients, backend_config={"client_resources": shares})
             except KeyboardInterrupt:
-                for link in links:  # before Ray goes: no message must wait for a cluster that is not there
+                for link in links:
                     link.stopped = True
+                _await_threads(before)  # before Ray goes: a turn that waits for a cluster that is gone never ends
                 raise
     finally:
         logs.setLevel(level)
     return results[0]
+
+
+def _await_threads(before: Collection[threading.Thread]) -> None:
+    """Wait for the threads that were started since, but those that the interpreter does not wait for, or `PATIENCE`."""
+    until = time.monotonic() + PATIENCE
+    for thread in threading.enumerate():
+        if thread not in before and not thread.daemon:
+            thread.join(max(0.0, until - time.monotonic()))
