@@ -8,6 +8,7 @@ import os
 import threading
 import time
 from collections.abc import Callable, Collection, Mapping
+from concurrent.futures.thread import _threads_queues
 from contextlib import suppress
 from functools import lru_cache, partial
 from pathlib import Path
@@ -30,7 +31,7 @@ if TYPE_CHECKING:
 
 CODE = {"transform"}  # fields that name code
 REFUSED = CODE | {"data_folder", "weights", "download"}  # fields of a task that a node takes from its own settings
-PATIENCE = 60.0  # seconds for the turns of clients that are under way when a simulation is interrupted
+PATIENCE = 5.0  # seconds for the turns of clients that are under way when a simulation is interrupted
 T = TypeVar("T")
 
 
@@ -241,16 +242,22 @@ def simulate(work: Callable[[Link], T], clients: int, deadline: float, gpu: bool
             except KeyboardInterrupt:
                 for link in links:
                     link.stopped = True
-                _await_threads(before)  # before Ray goes: a turn that waits for a cluster that is gone never ends
+                _leave_threads(before)
                 raise
     finally:
         logs.setLevel(level)
     return results[0]
 
 
-def _await_threads(before: Collection[threading.Thread]) -> None:
-    """Wait for the threads that were started since, but those that the interpreter does not wait for, or `PATIENCE`."""
+def _leave_threads(before: Collection[threading.Thread]) -> None:
+    """Wait at most `PATIENCE` for the threads that were started since; let the interpreter end without the others.
+
+    Flower ends its actors first, and a thread that waits for an answer of an ended actor waits forever.
+    """
     until = time.monotonic() + PATIENCE
     for thread in threading.enumerate():
         if thread not in before and not thread.daemon:
             thread.join(max(0.0, until - time.monotonic()))
+            if thread.is_alive():
+                _threads_queues.pop(thread, None)  # type: ignore[attr-defined]
+                getattr(threading, "_shutdown_locks", set()).discard(getattr(thread, "_tstate_lock", None))
