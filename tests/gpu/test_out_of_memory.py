@@ -27,6 +27,7 @@ from secateur.gpu.graphs import Branches, Captured
 from secateur.interfaces import Batch, Knowledge, ServerView
 from secateur.training.recipe import Recipe, Task
 from secateur.training.trainer import fit_many
+from silent_watch import Silent
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="left out: there is no GPU")
 CUDA, MIB, CLIENTS = torch.device("cuda"), 2**20, 12
@@ -183,19 +184,6 @@ def test_clients_of_a_round(rounds, rule, caplog):
     shortage.tell(f"round of {CLIENTS} clients{', withholding' if rule else ''}, {when}", apart)
 
 
-class Quiet:
-    """A watch that keeps nothing."""
-
-    def advance(self, iterations):
-        pass
-
-    def load(self):
-        return None
-
-    def save(self, state, pictures):
-        pass
-
-
 def invert(targets, restarts, engine):
     """Return pictures of an attack on gradients of large batches, whose activations take most of the memory."""
     net, rng, rows = perceptron(36, 1024).to(CUDA), torch.Generator().manual_seed(2), 1000
@@ -209,7 +197,7 @@ def invert(targets, restarts, engine):
     views = [[ServerView(state, gradient_update(net, state, truth, "eval"))] for truth in truths]
     attack = GradientMatching(iterations=10, learning_rate=0.01, restarts=restarts, labels="oracle", engine=engine)
     rngs = [torch.Generator().manual_seed(i) for i in range(targets)]
-    pictures = dict(attack.reconstruct(views, known, rngs, Quiet()))
+    pictures = dict(attack.reconstruct(views, known, rngs, Silent()))
     return [{"inputs": pictures[i].batch.inputs.clone()} for i in range(targets)]
 
 

@@ -8,7 +8,7 @@ import os
 import threading
 import time
 from collections.abc import Callable, Collection, Mapping
-from concurrent.futures.thread import _threads_queues
+from concurrent.futures import thread as pools
 from contextlib import suppress
 from functools import lru_cache, partial
 from pathlib import Path
@@ -259,5 +259,5 @@ def _leave_threads(before: Collection[threading.Thread]) -> None:
         if thread not in before and not thread.daemon:
             thread.join(max(0.0, until - time.monotonic()))
             if thread.is_alive():
-                _threads_queues.pop(thread, None)  # type: ignore[attr-defined]
+                getattr(pools, "_threads_queues", {}).pop(thread, None)
                 getattr(threading, "_shutdown_locks", set()).discard(getattr(thread, "_tstate_lock", None))
