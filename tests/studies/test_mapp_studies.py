@@ -235,6 +235,31 @@ def test_yeoms_thresholds_count_once_where_scores_are_ranked():
     assert set(ways) < set(cases_of(catalogue.find("study", "mapp-attackers").make(), SCALES["tiny"])[0].attacks)
 
 
+def test_the_papers_claims_are_asked_of_attackers_with_shadows():
+    rows = []
+    for attack, hetero in (("yeom", 0.01), ("lira", 0.2), ("rmia:gamma=1.0", 0.2)):
+        rows += federation("heterofl", (0.7, 0.01), [(0.7, hetero)], attack=attack)
+        rows += federation("mapp-fl", (0.7, 0.01), [(0.7, 0.05)], attack=attack)
+        rows += federation("none", (0.7, 0.01), [(0.7, 0.05)], attack=attack)
+        rows += federation("none", (0.7, 0.01), [(0.7, hetero)], attack=attack, model="mapp-cnn-8")
+    _, findings = tables.attackers(MappResults(rows))
+    judged = {finding.key: finding for finding in findings}
+    private, exposed = judged["attackers.private"], judged["attackers.exposed"]
+    assert private.verdict == "supported" and private.measured.startswith("2 of 2")  # Yeom is not asked
+    assert exposed.verdict == "not supported"
+
+
+def test_only_attacks_that_learn_have_shadow_federations():
+    def count(attacks, *overrides):
+        scale = scale_of("mapp", "tiny", overrides)
+        runner = MappRunner(None, scale, None, torch.device("cpu"), [choice("attack", name) for name in attacks])
+        return runner.asking.federations
+
+    assert count(["yeom"]) == 0
+    assert count(["yeom", "rmia:gamma=1"]) == 4
+    assert count(["lira"], "shadow_federations=0") == 0  # shadow clients of one turn
+
+
 def test_table_5_has_both_readings_of_osm():
     names = [case.submodels for case in cases_of(catalogue.find("study", "mapp-table5").make(), SCALES["tiny"])]
     assert {"osm", "osm:reading=paper"} < set(names) and len(names) == len(set(names)) + 1  # FedAvg has two sizes

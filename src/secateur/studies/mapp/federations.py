@@ -18,6 +18,7 @@ studies in one folder share the federations that they have in common, and an int
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from copy import deepcopy
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any, Literal, NamedTuple
@@ -40,8 +41,9 @@ from secateur.federated.spec import Adam, SubmodelSpec
 from secateur.federated.submodels.exposure import ExposureObserver
 from secateur.federated.submodels.federation import StackedFederations, SubmodelFederation
 from secateur.federated.submodels.local_baseline import LocalBaseline
-from secateur.federated.submodels.membership_attacks import Asking
+from secateur.federated.submodels.membership_attacks import Asking, ShadowModels
 from secateur.federated.submodels.networks import without_statistics
+from secateur.federated.submodels.shadow_federations import ShadowRun
 from secateur.federated.traffic import Measure
 from secateur.metrics.estimates import SMALLEST
 from secateur.models.create import create
@@ -53,7 +55,7 @@ from secateur.runs.folder import Run
 from secateur.runs.rows import Row
 from secateur.runs.unfinished import forget
 from secateur.seeding import derive
-from secateur.studies.mapp.tables import MappResults, by_query
+from secateur.studies.mapp.tables import YEOM, MappResults, by_query
 from secateur.studies.study import SIZES, Request, Scale, Study, StudyPlan, load_pictures, register, run_steps, scale_of
 from secateur.studies.table import Tabulated
 
@@ -160,8 +162,10 @@ class MappRunner:
 
     @property
     def asking(self) -> Asking:
-        """The settings of the attacks' queries."""
-        return Asking(updates=self.scale.updates, shadows=self.scale.shadows, shuffles=self.scale.shuffles)
+        """The settings of the attacks' queries; only LiRA and RMIA need shadows."""
+        scale, learns = self.scale, any(attack.name != YEOM.attack for attack in self.attacks)
+        federations = scale.shadow_federations if learns else 0
+        return Asking(updates=scale.updates, shadows=scale.shadows, federations=federations, shuffles=scale.shuffles)
 
     def run_all(self, cases: Sequence[Case], seeds: Sequence[int]) -> None:
         """Run every federation that the run does not have, for every seed; add all rows in the order of the jobs."""
@@ -230,8 +234,19 @@ class MappRunner:
         exposer = ExposureObserver(
             self.attacks, self.attacked_data, labels, FederationLog(), terms, asking=self.asking, device=self.device
         )
+        if self.asking.federations:
+            exposer.shadows = self._run_shadows(job)
         federation = SubmodelFederation(net, self.data, terms, seed, self.device, observers=[exposer], beside=beside)
         return RecordedFederation(federation, exposer.labels, exposer.log, [exposer])
+
+    def _run_shadows(self, job: FederationJob) -> ShadowModels:
+        """Run the attacker's own federations, or load them if the run has them."""
+        number, rounds = self.asking.federations, self.scale.rounds
+        title = f"{number} shadow federations of {job.labels['extra']['submodels']}, seed {job.seed}"
+        where = self.device, "auto", self.scale.threads
+        shadows = ShadowRun(self.run, lambda: deepcopy(job.net), self.data, job.terms, self.asking, job.seed, *where)
+        with progress(title, rounds * (1 if self.device.type == "cuda" else number), rate=True) as advance:
+            return shadows.models(advance)[0]
 
     def _add(self, job: FederationJob, result: Result) -> None:
         """Add the rows and figures of a federation to the run, and a row of its seconds."""

@@ -269,30 +269,37 @@ def attackers(results: MappResults) -> Tabulated:
             cells: Cells = {
                 title: mean(results.value(federation, Metric(name, query))) for title, name in names.items()
             }
+            cells["server_auc"] = mean(results.value(federation, Metric("auc", query, "server")))
             cells["client_accuracy"] = mean(results.value(federation, ACCURACY))
             labels = {"rule": federation.title, "network": federation.model, "attack": query.attack}
             lines.append(TableLine(labels, cells))
-    mapp = results.one(submodels="mapp-fl")
-    others = [x for x in results.keys if x != mapp and x.submodels in ("heterofl", "none")]
+    mapp, hetero = (results.one(submodels=name) for name in ("mapp-fl", "heterofl"))
+    large, small = (results.one(submodels="none", model=f"mapp-cnn-{unit}") for unit in (16, 8))
 
-    def over(metric: str, compared: Iterable[Query]) -> Cases:
-        """Return the metric of the other rules minus that of MaPP-FL."""
+    def over(one: MappFederation | None, other: MappFederation | None, metric: str, asked: Iterable[Query]) -> Cases:
+        """Return one federation's metric minus the other's, by attack; no cases without both."""
+        if one is None or other is None:
+            return {}
         return {
-            f"{query.attack}: {other.title} {other.unit}": results.less(other, mapp, Metric(metric, query))
-            for query in (compared if mapp else ())
-            for other in others
+            f"{query.attack}: {one.title} {one.unit}": results.less(one, other, Metric(metric, query))
+            for query in asked
         }
 
     thresholds = [query for query in queries if name_of(query.attack) == YEOM.attack]
-    # A threshold does not change the scores: all of Yeom's thresholds share one AUC.
-    ranked = [query for query in queries if query == YEOM or query not in thresholds]
+    shadowed = [query for query in queries if query not in thresholds]
+    ranked, anywhere = Cases(), Cases()
+    for other in (large, small, hetero):
+        # A threshold does not change the scores: all of Yeom's thresholds share one AUC.
+        ranked |= over(other, mapp, "auc", [YEOM, *shadowed])
+        anywhere |= over(other, mapp, "advantage", thresholds)
     lira = next((query for query in queries if query.attack == "lira"), None)
     stronger: Cases = {
         f"{x.title} {x.unit}": results.less(x, x, Metric("auc", lira), Metric("auc", YEOM)) if lira else None
         for x in results.keys
     }
-    ranked_cases, anywhere = over("auc", ranked), over("advantage", thresholds)
-    return lines, results.judge("attackers", ranked=ranked_cases, anywhere=anywhere, stronger=stronger)
+    private, exposed = over(hetero, mapp, "auc", shadowed), over(large, small, "auc", shadowed)
+    cases = {"ranked": ranked, "anywhere": anywhere, "stronger": stronger, "private": private, "exposed": exposed}
+    return lines, results.judge("attackers", **cases)
 
 
 def add_defenses(results: MappResults) -> Tabulated:
