@@ -67,6 +67,16 @@ def test_archives_are_joined_as_runs_are(runs, tmp_path):
     assert (joined.studies, joined.scale) == (["samia-fig6"], "small")
 
 
+def test_rows_that_two_parts_share_count_once(tmp_path):
+    first, second = tmp_path / "1.jsonl.xz", tmp_path / "2.jsonl.xz"
+    a, b, c = (Row(model="m", dataset="d", seed=seed, metric="auc", value=0.5, extra={"round": 3}) for seed in range(3))
+    write_archive(first, [a, a, b], {}, [FIGURE])
+    write_archive(second, [b, c], {}, [FIGURE])
+    joined = gather_runs([first, second])
+    assert joined.rows == [a, a, b, c], "equal rows of one part are rows of that part"
+    assert joined.figures == [FIGURE]
+
+
 def test_an_interrupted_run_is_archived_and_counted(runs):
     marker = runs[0] / "run.json"
     marker.write_text(json.dumps(json.loads(marker.read_text()) | {"finished": None}))

@@ -14,12 +14,14 @@ import subprocess
 from collections.abc import Iterable, Mapping, Sequence
 from io import BytesIO
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 from secateur.errors import WrongInput, printable
 from secateur.runs.artifacts import SCHEMA, write
 from secateur.runs.folder import DAMAGE, load_config, load_figures, load_marker, load_rows
 from secateur.runs.rows import Groups, Row, pack
+
+T = TypeVar("T")
 
 SUFFIX = ".jsonl.xz"
 MOST_BYTES = 2**27  # of the lines of an archive; as rows they take up to 20 times as much memory
@@ -136,6 +138,8 @@ def _too_long(path: Path, content: bytes) -> WrongInput:
 def gather_runs(paths: Sequence[Path], studies: Sequence[str] = (), commit: str | None = None) -> Archive:
     """Return the rows of runs and archives together, with their provenance.
 
+    Runs may overlap: rows and figures that an earlier one has to the last digit count once.
+
     Args:
         paths: folders of runs, or archives.
         studies: the studies whose tables the rows fill; by default those that the runs were.
@@ -147,8 +151,18 @@ def gather_runs(paths: Sequence[Path], studies: Sequence[str] = (), commit: str 
         values = [part.provenance[name] for part in parts if name in part.provenance]
         provenance[name] = "; ".join(_distinct(map(str, values)))
     provenance["seeds"] = sorted({seed for part in parts for seed in part.provenance.get("seeds", [])})
-    rows = [row for part in parts for row in part.rows]
-    return Archive(provenance, rows, [figure for part in parts for figure in part.figures])
+    return Archive(provenance, _join(part.rows for part in parts), _join(part.figures for part in parts))
+
+
+def _join(parts: Iterable[Sequence[T]]) -> list[T]:
+    """Return what the parts hold; what an earlier part has is left out."""
+    joined: list[T] = []
+    seen: set[str] = set()
+    for part in parts:
+        texts = [json.dumps(one.to_json() if isinstance(one, Row) else one, sort_keys=True) for one in part]
+        joined += [one for one, text in zip(part, texts, strict=True) if text not in seen]
+        seen.update(texts)
+    return joined
 
 
 def _load_run(folder: Path, commit: str | None) -> Archive:

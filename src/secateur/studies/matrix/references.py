@@ -10,10 +10,12 @@ from torch import Generator, nn
 
 from secateur.config import defense as read_defense
 from secateur.data.partition import Part
+from secateur.errors import NotFinite
 from secateur.evaluation.client import protect
 from secateur.experiments.context import SeedContext
 from secateur.experiments.pipeline import VICTIM, ModelFactory
 from secateur.experiments.threat_models import Compression
+from secateur.inference import bind_state
 from secateur.interfaces import Params
 from secateur.runs.artifacts import Result
 from secateur.seeding import derive, draw_seed
@@ -64,7 +66,8 @@ class ImitatingFactory(ModelFactory):
     def _imitate(self, compression: Compression, role: str) -> Result:
         """Return the final model of a training on a role's rows, as a stage of the run.
 
-        A training that diverges tells an attacker nothing, and is tried again from other first weights.
+        A training that diverges tells an attacker nothing, and is tried again from other first weights. Its weights
+        may be finite, and its answers not.
         """
         setting, part = self.setting, self.parts[role]
         data, rows = setting.data, torch.cat([part.train, part.test])
@@ -77,8 +80,11 @@ class ImitatingFactory(ModelFactory):
             for trial in range(TRIALS):
                 rng = derive(setting.seed, "imitate", role, *([trial] if trial else []))
                 model = self.train(replace(setting, data=ground, seed=draw_seed(rng, below=2**31)))
-                if all(value.isfinite().all() for value in model.values()):
+                try:
+                    bind_state(self.context.net, model, self.context.device)(self.context.rows(rows).inputs)
                     break
+                except NotFinite:
+                    continue
             return Result(model)
 
         return setting.run.stage("imitate", job.base | terms, train)
