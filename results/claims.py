@@ -91,9 +91,12 @@ class Measurement:
         """True if this is the paper's scale."""
         return self.scale == "full" and not self.reduced
 
-    def ask_strongest(self, claim: str) -> str:
-        """Return whether a claim to hide stands against the strongest attacker, by our own claims on that defense."""
-        asked = [finding for finding in self.findings if is_ours(finding.claim)]
+    def ask_strongest(self, claim: str, key: str = "") -> str:
+        """Return whether a claim to hide stands against the strongest attacker, by our own claims on that defense.
+
+        `key` names the claim of ours that asks the same; without it, all that name the defense count.
+        """
+        asked = [finding for finding in self.findings if is_ours(finding.claim) and key in ("", finding.key)]
         names = [name for name in methods("defense") if re.search(rf"\b{re.escape(name)}\b", claim.lower())]
         if names:
             asked = [finding for finding in asked if any(name in finding.claim.lower() for name in names)]
@@ -239,11 +242,11 @@ def _claim_lines(
                 any_line = True
                 ours, hides = is_ours(finding.claim), key in item.get("hides", ())
                 words = OURS if ours else WORDS
-                elsewhere = f"{asked.attacker} (in {asked.study})"
+                elsewhere = f"{asked.attacker} (in {asked.study}{'' if asked.full else ', reduced'})"
                 attacker = elsewhere if hides and asked is not measured else measured.attacker
                 yield Line("", finding.claim, paper, finding.measured, measured.setting, attacker,
                            words[finding.verdict], measured.full, not ours, hides,
-                           asked.ask_strongest(finding.claim))  # fmt: skip
+                           asked.ask_strongest(finding.claim, item.get("asks", {}).get(key, "")))  # fmt: skip
     if not any_line:
         yield Line("", text, paper, counts=not is_ours(text))
 

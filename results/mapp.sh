@@ -23,7 +23,7 @@ sizes() { # Table 3 with five draws, and Fig. 1; the widest network by itself, a
   among sizes fig1 --set units=8+16+32
   among sizes fig1
 }
-attackers() { among beyond attackers --seeds 1; }           # LiRA and RMIA on FedAvg, HeteroFL and MaPP-FL
+attackers() { by_seed attackers --set examples=20000 --set shadow_federations=4; } # LiRA and RMIA, three rules
 joined() { among beyond joined --seeds 1; }                 # MaPP-FL with DGP's upload, and with withheld weights
 bare() { # Table 5 and Table 3 without crops and flips
   among bare table5 --set augment=false --seeds 1

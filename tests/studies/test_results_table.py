@@ -2,6 +2,7 @@
 
 import importlib.util
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -143,6 +144,13 @@ def test_a_claim_to_hide_may_be_answered_by_attackers_of_another_study(table):
     item = {"study": "samia-fig17", "hides": ["non_adaptive.adv"]}
     (line,) = table.claims._claim_lines(item, "non_adaptive.adv", "", [plain], [other, informed])
     assert (line.against, line.attacker) == ("holds", "lira, samia (in samia-fig19)")
+    smaller = replace(informed, reduced=True)
+    (line,) = table.claims._claim_lines(item, "non_adaptive.adv", "", [plain], [smaller])
+    assert (line.against, line.attacker) == ("holds", "lira, samia (in samia-fig19, reduced)")
+    for key, answer in (("strongest.lowers", "holds"), ("strongest.other", "not asked")):  # the claim of ours that asks
+        asking = item | {"asks": {"non_adaptive.adv": key}}
+        (line,) = table.claims._claim_lines(asking, "non_adaptive.adv", "", [plain], [informed])
+        assert line.against == answer
     (line,) = table.claims._claim_lines(item, "non_adaptive.adv", "", [plain], [other])  # other data answer nothing
     assert (line.against, line.attacker) == ("not asked", plain.attacker)
 
