@@ -8,6 +8,8 @@ The paper's setting (Section 5.2): ten clients; the server's network has u = 16,
 channels. Clients use Adam at rate .001, reset in every round, for one local epoch with batches of 128. There are 150
 rounds, three repeats, and a plain average.
 
+LiRA and RMIA learn from whole federations of the attacker, or from shadow clients of one turn (`shadow_federations=0`).
+
 Cells that no client trained become zero, as in the paper's code, or keep their value if a case sets `uncovered`.
 Repeats share the dataset sizes and redistribute the images; those of Fig. 1 and Table 3 redraw the sizes too.
 
