@@ -199,10 +199,7 @@ class FederateExperiment:
 
         asking, where = exposer.asking, (self.device, config.execution, config.threads)
         shadows = ShadowRun(self.run, build, self.data, terms, asking, seed, *where)
-        title = f"{number} shadow federations of {labels['extra']['submodels']}, seed {seed}"
-        stacked = self.device.type == "cuda" and config.execution != "sequential"
-        with progress(title, terms.rounds * (1 if stacked else number), rate=True, unit="rounds") as advance:
-            models, seconds = shadows.models(advance)
+        models, seconds = shadows.run_all(labels["extra"]["submodels"])
         note = f"{number} shadow federations of {terms.rounds} rounds"
         self.run.add([row_of(labels, Measure("shadow_seconds", seconds, terms.rounds, note=note), terms, timing=True)])
         return models

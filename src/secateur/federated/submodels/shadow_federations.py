@@ -32,7 +32,7 @@ from secateur.federated.submodels.membership_attacks import (
     pool_of,
 )
 from secateur.interfaces import Params
-from secateur.progress import Advance
+from secateur.progress import Advance, progress
 from secateur.runs.folder import Run
 from secateur.seeding import derive, draw_seed
 
@@ -118,12 +118,24 @@ class ShadowRun:
     execution: str
     threads: int
 
+    @property
+    def stacks(self) -> bool:
+        """True if all shadow federations run as one stack."""
+        return self.device.type == "cuda" and self.execution != "sequential"
+
+    def run_all(self, rule: str) -> tuple[ShadowModels, float]:
+        """Return what `models` does, with a progress bar that names the rule of channels."""
+        number, rounds = self.asking.federations, self.terms.rounds
+        title = f"{number} shadow federations of {rule}, seed {self.seed}"
+        with progress(title, rounds * (1 if self.stacks else number), rate=True, unit="rounds") as advance:
+            return self.models(advance)
+
     def models(self, advance: Advance = lambda *_: None) -> tuple[ShadowModels, float]:
         """Return the models of all shadow federations, and their seconds; on a GPU they run as one stack."""
         design = design_shadows(self.terms, self.data, self.asking, self.seed)
         whole = replace(self.data, train_size=len(self.data.inputs))
         groups = [[number] for number in range(self.asking.federations)]
-        if self.device.type == "cuda" and self.execution != "sequential":
+        if self.stacks:
             groups = [[number for (number,) in groups]]
         models: list[Params] = []
         seconds = 0.0

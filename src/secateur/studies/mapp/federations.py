@@ -243,12 +243,9 @@ class MappRunner:
 
     def _run_shadows(self, job: FederationJob) -> ShadowModels:
         """Run the attacker's own federations, or load them if the run has them."""
-        number, rounds = self.asking.federations, self.scale.rounds
-        title = f"{number} shadow federations of {job.labels['extra']['submodels']}, seed {job.seed}"
         where = self.device, "auto", self.scale.threads
         shadows = ShadowRun(self.run, lambda: deepcopy(job.net), self.data, job.terms, self.asking, job.seed, *where)
-        with progress(title, rounds * (1 if self.device.type == "cuda" else number), rate=True) as advance:
-            return shadows.models(advance)[0]
+        return shadows.run_all(job.labels["extra"]["submodels"])[0]
 
     def _add(self, job: FederationJob, result: Result) -> None:
         """Add the rows and figures of a federation to the run, and a row of its seconds."""
