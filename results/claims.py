@@ -236,7 +236,8 @@ def _claim_lines(
     text = words_of(item["study"], key).format_map(Blank(item.get("words", {})))
     any_line = False
     for measured in here:
-        asked = next((other for other in informed if other.data == measured.data), measured)
+        alike = [other for other in informed if other.data == measured.data]
+        asked = min(alike, key=lambda other: other.setting != measured.setting, default=measured)  # of the same rows
         for finding in measured.findings:
             if finding.key == key:
                 any_line = True

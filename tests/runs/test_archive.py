@@ -77,6 +77,19 @@ def test_rows_that_two_parts_share_count_once(tmp_path):
     assert joined.figures == [FIGURE]
 
 
+def test_runs_that_contradict_each_other_are_refused(tmp_path):
+    first, second, third = (tmp_path / f"{number}.jsonl.xz" for number in range(3))
+    labels = {"model": "m", "dataset": "d", "pruner": "none", "seed": 0}
+    row, other = (Row(**labels, metric="test_accuracy", value=value) for value in (0.46, 0.45))
+    times = [Row(**labels, metric="seconds", value=value, timing=True) for value in (1.0, 2.0)]
+    write_archive(first, [row, times[0]], {})
+    write_archive(second, [other], {})
+    write_archive(third, [row, times[1]], {})
+    with pytest.raises(WrongInput, match=r"differ in test_accuracy of m, seed 0 \(0\.46 and 0\.45\).*apart"):
+        gather_runs([first, third, second])
+    assert gather_runs([first, third]).rows == [row, *times], "a time differs from run to run"
+
+
 def test_an_interrupted_run_is_archived_and_counted(runs):
     marker = runs[0] / "run.json"
     marker.write_text(json.dumps(json.loads(marker.read_text()) | {"finished": None}))

@@ -10,12 +10,14 @@ from secateur import catalogue
 from secateur.cli import main
 from secateur.data.dataset import Dataset
 from secateur.errors import WrongInput
+from secateur.runs.archive import Archive
 from secateur.runs.rows import Row
 from secateur.studies.priprune import tables
 from secateur.studies.priprune.federations import (
     PARTS,
     Federations,
     PripruneSetting,
+    gather,
     of_first_writers,
     read_scale,
     values_of,
@@ -299,6 +301,14 @@ def test_gi_and_sgi():
     assert said(findings, "falls with the pruning rate") == "supported"
     assert {(line.labels["broadcast"], bool(line.mark)) for line in lines} == {("dense", False), ("masked", True)}
     assert said(findings, "NMI and PSNR agree") == "supported"
+
+
+def test_archived_federations_of_another_broadcast_are_no_part_of_a_study():
+    rows = [one for sent in ("masked", "dense") for one in federation(0.9, (0.3, 0.2), broadcast=sent)]
+    archive = Archive({"scale": "full"}, [replace(one, pruner="prunefl:rate=0.3") for one in rows], [])
+    for name, broadcasts in (("figa1", {"dense"}), ("figa3", {"masked"}), ("fig3", {"dense", "masked"})):
+        (results,) = gather(catalogue.find("study", f"priprune-{name}").make(), archive).values()
+        assert {place.broadcast for place in results.cells} == broadcasts
 
 
 def test_clients_of_one_round_count_each_and_their_pool_does_not():

@@ -12,6 +12,7 @@ import lzma
 import re
 import subprocess
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 from io import BytesIO
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
@@ -138,7 +139,8 @@ def _too_long(path: Path, content: bytes) -> WrongInput:
 def gather_runs(paths: Sequence[Path], studies: Sequence[str] = (), commit: str | None = None) -> Archive:
     """Return the rows of runs and archives together, with their provenance.
 
-    Runs may overlap: rows and figures that an earlier one has to the last digit count once.
+    Runs may overlap: rows and figures that an earlier one has to the last digit count once. Where two runs measured the
+    same and differ, they are not of one data set, machine or version, and are refused.
 
     Args:
         paths: folders of runs, or archives.
@@ -146,12 +148,32 @@ def gather_runs(paths: Sequence[Path], studies: Sequence[str] = (), commit: str 
         commit: the commit of the code of the runs; by default that of the checkout that runs now.
     """
     parts = [read_archive(path) if is_archive(path) else _load_run(path, commit) for path in paths]
+    _refuse_contradictions(paths, [part.rows for part in parts])
     provenance: dict[str, Any] = {"studies": [*studies] or _distinct(name for part in parts for name in part.studies)}
     for name in dict.fromkeys(name for part in parts for name in part.provenance if name != "studies"):
         values = [part.provenance[name] for part in parts if name in part.provenance]
         provenance[name] = "; ".join(_distinct(map(str, values)))
     provenance["seeds"] = sorted({seed for part in parts for seed in part.provenance.get("seeds", [])})
     return Archive(provenance, _join(part.rows for part in parts), _join(part.figures for part in parts))
+
+
+def _refuse_contradictions(paths: Sequence[Path], parts: Sequence[Sequence[Row]]) -> None:
+    """Refuse runs of which one has another value for what an earlier one measured; times may differ."""
+    known: dict[str, tuple[Path, set[float | None]]] = {}
+    for path, rows in zip(paths, parts, strict=True):
+        values: dict[str, set[float | None]] = {}
+        for row in rows:
+            if not row.timing:
+                name = json.dumps(replace(row, value=None, low=None, high=None, note=None).to_json(), sort_keys=True)
+                values.setdefault(name, set()).add(row.value)
+        for name, here in values.items():
+            before, there = known.setdefault(name, (path, here))
+            if here.isdisjoint(there):
+                label = json.loads(name)
+                what = f"{label['metric']} of {label['defense'] or label['model']}, seed {label['seed']}"
+                both = f"{before} and {path} differ in {what} ({min(there, key=str)} and {min(here, key=str)})"
+                why = "they are not of one data set, machine or version"
+                raise WrongInput("run", printable(f"{both}: {why}; archive them apart"))
 
 
 def _join(parts: Iterable[Sequence[T]]) -> list[T]:

@@ -286,11 +286,21 @@ def _facts(scale: Scale, rows: Sequence[Row], ready: Sequence[ConfiguredFederati
 
 
 def gather(study: Study, archive: Archive) -> dict[str, PripruneResults]:
-    """Return the results of the archived federations that are the study's, by base pruning and defense."""
+    """Return the results of the archived federations that are the study's, by broadcast, base pruning and defense."""
     scale = archive.scale if archive.scale in SIZES else "full"
     steps = study.read_steps(Federations, **values_of(read_scale(scale, ())))
-    wanted = {(name_of(base), names_of(text)) for step in steps for base in step.bases for text in step.defenses}
-    rows = [row for row in archive.rows if (name_of(row.pruner or "none"), names_of(row.defense or "none")) in wanted]
+    wanted = {
+        (broadcast, name_of(base), names_of(text))
+        for step in steps
+        for broadcast in (step.broadcast, None)  # a bound by theory has none
+        for base in step.bases
+        for text in step.defenses
+    }
+    rows = [
+        row
+        for row in archive.rows
+        if (row.extra.get("broadcast"), name_of(row.pruner or "none"), names_of(row.defense or "none")) in wanted
+    ]
     stands = {(row.model, row.dataset): STANDS_FOR.get(row.dataset, "") for row in rows}
     return {"": PripruneResults(rows, TESTED if scale == "full" else {}, stands)}
 
