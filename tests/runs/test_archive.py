@@ -82,12 +82,15 @@ def test_runs_that_contradict_each_other_are_refused(tmp_path):
     labels = {"model": "m", "dataset": "d", "pruner": "none", "seed": 0}
     row, other = (Row(**labels, metric="test_accuracy", value=value) for value in (0.46, 0.45))
     times = [Row(**labels, metric="seconds", value=value, timing=True) for value in (1.0, 2.0)]
-    write_archive(first, [row, times[0]], {})
-    write_archive(second, [other], {})
-    write_archive(third, [row, times[1]], {})
+    study = {"studies": ["samia-fig6"]}
+    write_archive(first, [row, times[0]], study)
+    write_archive(second, [other], study)
+    write_archive(third, [row, times[1]], study)
     with pytest.raises(WrongInput, match=r"differ in test_accuracy of m, seed 0 \(0\.46 and 0\.45\).*apart"):
         gather_runs([first, third, second])
     assert gather_runs([first, third]).rows == [row, *times], "a time differs from run to run"
+    write_archive(second, [other], {})
+    assert gather_runs([first, second]).rows == [row, times[0], other], "an audit with other settings is no study"
 
 
 def test_an_interrupted_run_is_archived_and_counted(runs):

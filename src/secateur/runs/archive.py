@@ -139,8 +139,8 @@ def _too_long(path: Path, content: bytes) -> WrongInput:
 def gather_runs(paths: Sequence[Path], studies: Sequence[str] = (), commit: str | None = None) -> Archive:
     """Return the rows of runs and archives together, with their provenance.
 
-    Runs may overlap: rows and figures that an earlier one has to the last digit count once. Where two runs measured the
-    same and differ, they are not of one data set, machine or version, and are refused.
+    Runs may overlap: rows and figures that an earlier one has to the last digit count once. Where two runs of studies
+    measured the same and differ, they are not of one data set, machine or version, and are refused.
 
     Args:
         paths: folders of runs, or archives.
@@ -148,7 +148,7 @@ def gather_runs(paths: Sequence[Path], studies: Sequence[str] = (), commit: str 
         commit: the commit of the code of the runs; by default that of the checkout that runs now.
     """
     parts = [read_archive(path) if is_archive(path) else _load_run(path, commit) for path in paths]
-    _refuse_contradictions(paths, [part.rows for part in parts])
+    _refuse_contradictions({path: part.rows for path, part in zip(paths, parts, strict=True) if part.studies})
     provenance: dict[str, Any] = {"studies": [*studies] or _distinct(name for part in parts for name in part.studies)}
     for name in dict.fromkeys(name for part in parts for name in part.provenance if name != "studies"):
         values = [part.provenance[name] for part in parts if name in part.provenance]
@@ -157,10 +157,10 @@ def gather_runs(paths: Sequence[Path], studies: Sequence[str] = (), commit: str 
     return Archive(provenance, _join(part.rows for part in parts), _join(part.figures for part in parts))
 
 
-def _refuse_contradictions(paths: Sequence[Path], parts: Sequence[Sequence[Row]]) -> None:
+def _refuse_contradictions(parts: Mapping[Path, Sequence[Row]]) -> None:
     """Refuse runs of which one has another value for what an earlier one measured; times may differ."""
     known: dict[str, tuple[Path, set[float | None]]] = {}
-    for path, rows in zip(paths, parts, strict=True):
+    for path, rows in parts.items():
         values: dict[str, set[float | None]] = {}
         for row in rows:
             if not row.timing:
