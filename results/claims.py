@@ -11,7 +11,7 @@ import json
 import re
 import sys
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from itertools import pairwise
 from pathlib import Path
@@ -24,7 +24,7 @@ from secateur.runs.archive import Archive
 from secateur.runs.rows import Row
 from secateur.studies import read_data
 from secateur.studies.results import names_of
-from secateur.studies.study import SIZES
+from secateur.studies.study import SIZES, STRONGEST, Study
 from secateur.studies.table import NOT_SUPPORTED, SUPPORTED, UNDECIDED, Finding
 
 sys.path.insert(0, str(Path(__file__).parent))
@@ -50,6 +50,7 @@ PARTS = (
     "seeds",
     "pruner",
     "attack",
+    "large",
 )
 # in claims of ours
 OWN = ("ours:", "(ours)", "not in the paper", "not the paper's", " on both", "corrected", "beyond chance")
@@ -71,6 +72,9 @@ class Line:
     counts: bool = True  # False: no claim of the paper, or no result
     hides: bool = False  # a claim that a defense hides something
     against: str = ""  # whether the claim stands against the strongest attacker
+    stronger: str = ""  # what was measured of the claim against the strongest attacker
+    key: str = ""  # of the claim, in the paper's claims.json
+    stand_in: bool = False  # on other data than the paper's
     panel: bool = False  # another data set of a figure: no claim by itself
 
 
@@ -91,21 +95,24 @@ class Measurement:
         """True if this is the paper's scale."""
         return self.scale == "full" and not self.reduced
 
-    def ask_strongest(self, claim: str, key: str = "") -> str:
-        """Return whether a claim to hide stands against the strongest attacker, by our own claims on that defense.
+    def ask_strongest(self, finding: Finding, key: str) -> tuple[str, str]:
+        """Return whether a claim to hide stands against the strongest attacker, and what was measured of that.
 
-        `key` names the claim of ours that asks the same; without it, all that name the defense count.
+        `key` names the claim of ours that asks this. Of several with this key those count that name the defense.
         """
-        asked = [finding for finding in self.findings if is_ours(finding.claim) and key in ("", finding.key)]
-        names = [name for name in methods("defense") if re.search(rf"\b{re.escape(name)}\b", claim.lower())]
-        if names:
-            asked = [finding for finding in asked if any(name in finding.claim.lower() for name in names)]
-        verdicts = {finding.verdict for finding in asked}
+        asked = [other for other in self.findings if other.key == key]
+        if key == f"{finding.key}{STRONGEST}":
+            asked = [other for other in asked if other.claim.endswith(finding.claim)]
+        elif names := [
+            name for name in methods("defense") if re.search(rf"\b{re.escape(name)}\b", finding.claim.lower())
+        ]:
+            asked = [other for other in asked if any(name in other.claim.lower() for name in names)]
+        verdicts, measured = {other.verdict for other in asked}, "; ".join(other.measured for other in asked)
         if NOT_SUPPORTED in verdicts:
-            return OURS[NOT_SUPPORTED]
+            return OURS[NOT_SUPPORTED], measured
         if UNMET in self.attacker or not asked:
-            return "not asked"
-        return OURS[UNDECIDED] if UNDECIDED in verdicts else STANDS
+            return "not asked", ""
+        return OURS[UNDECIDED] if UNDECIDED in verdicts else STANDS, measured
 
 
 def is_ours(claim: str) -> bool:
@@ -218,11 +225,12 @@ def lines_of(package: str, paper: Mapping[str, Any], measurements: list[Measurem
             yield Line(title, item["about"], verdict=item.get("verdict", "no result"), counts="verdict" in item)
             continue
         here = [measured for measured in measurements if measured.study == item["study"]]
+        item = {"own": paper["own"]} | item
         counts = not item["item"].startswith("not in the paper")
         informed = [measured for measured in measurements if measured.study == item.get("informed")]
         for key, number in item["claims"].items():
             for line in _claim_lines(item, key, fill(number, printed), here, informed):
-                yield replace(line, item=title, counts=counts and line.counts)
+                yield replace(line, item=title, counts=counts and line.counts, key=key)
         known = {data for measured in here for data in measured.data}
         for data, name in item.get("missing", {}).items():
             if data not in known:
@@ -233,6 +241,7 @@ def _claim_lines(
     item: Mapping[str, Any], key: str, paper: str, here: list[Measurement], informed: list[Measurement]
 ) -> Iterator[Line]:
     """Yield the lines of one claim; attackers who know of the defense may be in a study of their own."""
+    study: Study = find("study", item["study"]).make()
     text = words_of(item["study"], key).format_map(Blank(item.get("words", {})))
     any_line = False
     for measured in here:
@@ -241,13 +250,16 @@ def _claim_lines(
         for finding in measured.findings:
             if finding.key == key:
                 any_line = True
-                ours, hides = is_ours(finding.claim), key in item.get("hides", ())
+                ours, hides = is_ours(finding.claim), study.hides(key)
                 words = OURS if ours else WORDS
                 elsewhere = f"{asked.attacker} (in {asked.study}{'' if asked.full else ', reduced'})"
                 attacker = elsewhere if hides and asked is not measured else measured.attacker
+                strongest = item.get("asks", {}).get(key, f"{key}{STRONGEST}")
+                against, stronger = asked.ask_strongest(finding, strongest) if hides else ("", "")
+                stand_in = not set(measured.data) <= set(item["own"])
                 yield Line("", finding.claim, paper, finding.measured, measured.setting, attacker,
-                           words[finding.verdict], measured.full, not ours, hides,
-                           asked.ask_strongest(finding.claim, item.get("asks", {}).get(key, "")))  # fmt: skip
+                           words[finding.verdict], measured.full and not stand_in, not ours, hides, against, stronger,
+                           stand_in=stand_in)  # fmt: skip
     if not any_line:
         yield Line("", text, paper, counts=not is_ours(text))
 
@@ -278,12 +290,32 @@ def verdict_of(lines: list[Line]) -> str:
 
 
 def group_claims(lines: list[Line]) -> dict[tuple[str, str], list[Line]]:
-    """Return the counted lines of a paper by item and claim: a claim has a line for each data set."""
+    """Return the counted lines of a paper by its items and the claim: a claim has a line for each data set.
+
+    Figures and tables that make the same claim by the same rows are one: `Figs. 2, 4`.
+    """
     claims: dict[tuple[str, str], list[Line]] = {}
     for line in lines:
         if line.counts and not line.panel:
             claims.setdefault((line.item, line.claim), []).append(line)
-    return claims
+    merged: dict[tuple[str, tuple[str, ...]], list[str]] = {}
+    for item, claim in claims:
+        ours = tuple(f"{line.ours} {line.setting}".strip() for line in claims[item, claim])
+        merged.setdefault((claim, ours if any(ours) else (item,)), []).append(item)
+    return {(join_items(items), claim): claims[items[0], claim] for (claim, _), items in merged.items()}
+
+
+def join_items(names: Iterable[str]) -> str:
+    """Return names of figures and tables as one text, such as `Figs. 1, 4; Table 2`."""
+    kinds: dict[str, list[str]] = {}
+    for name in names:
+        kind, _, number = name.rpartition(" ") if re.fullmatch(r"(Fig\.|Table) \w+", name) else (name, "", "")
+        kinds.setdefault(kind, []).append(number)
+    plural = {"Fig.": "Figs.", "Table": "Tables"}
+    return "; ".join(
+        f"{plural.get(kind, kind) if len(numbers) > 1 else kind} {', '.join(numbers)}".strip()
+        for kind, numbers in kinds.items()
+    )
 
 
 def judge_items(lines: list[Line]) -> dict[str, str]:
@@ -305,7 +337,7 @@ def _cells(lines: list[Line]) -> list[list[str]]:
         item = f"**{line.item}**" if line.item != before.item else ""
         same = line.setting == before.setting and line.setting != ""
         setting, attacker = ("as above", "as above") if same else (line.setting, line.attacker)
-        caveats = [] if line.full or line.verdict == NOT_RUN else ["reduced"]
+        caveats = [] if line.full or line.verdict == NOT_RUN else ["on a stand-in" if line.stand_in else "reduced"]
         weak = line.hides and line.against != STANDS and line.verdict == "reproduced"
         caveats += ["by the paper's attackers only"] if weak else []
         verdict = ", ".join([line.verdict, *caveats])

@@ -8,10 +8,9 @@ README.md sums up the claims of the four papers (claims.py). Markers in the othe
 
 from __future__ import annotations
 
-import re
 import sys
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +28,7 @@ from claims import (
     Line,
     gather_lines,
     group_claims,
+    join_items,
     judge_items,
     read_json,
     read_papers,
@@ -59,31 +59,19 @@ def make_summary(papers: Mapping[str, Any], lines: Mapping[str, list[Line]]) -> 
     return "\n\n".join(parts) + "\n"
 
 
-def join_items(names: Iterable[str]) -> str:
-    """Return names of figures and tables as one text, such as `Figs. 1, 4; Table 2`."""
-    kinds: dict[str, list[str]] = {}
-    for name in names:
-        kind, _, number = name.rpartition(" ") if re.fullmatch(r"(Fig\.|Table) \w+", name) else (name, "", "")
-        kinds.setdefault(kind, []).append(number)
-    plural = {"Fig.": "Figs.", "Table": "Tables"}
-    return "; ".join(
-        f"{plural.get(kind, kind) if len(numbers) > 1 else kind} {', '.join(numbers)}".strip()
-        for kind, numbers in kinds.items()
-    )
-
-
 def _summarise_defenses(papers: Mapping[str, Any], lines: Mapping[str, list[Line]]) -> Iterator[str]:
     """Yield the section on defenses: claims that one hides something, and the strongest attacker of each defense."""
     hiding: dict[tuple[str, ...], list[str]] = {}
     for package, some in lines.items():
         for line in (line for line in some if line.hides and line.verdict == "reproduced"):
-            key = (papers[package]["title"], line.claim, line.ours, line.attacker, line.against)
+            found = f"{line.stronger}: {line.against}" if line.stronger else line.against
+            key = (papers[package]["title"], line.claim, line.ours, line.attacker, found)
             hiding.setdefault(key, []).append(line.item)
     yield (
         "## Defenses and their strongest attackers\n"
         f"{len(hiding)} reproduced claims say that a defense hides something from its paper's attackers, "
         "each on its paper's ground. "
-        f"Known to hold against the strongest attacker: {sum(key[-1] == STANDS for key in hiding)}."
+        f"Known to hold against the strongest attacker: {sum(key[-1].endswith(STANDS) for key in hiding)}."
     )
     head = ["paper", "claim", "ours [95 % interval]", "attackers met", "against the strongest"]
     body = [[f"{key[0]}, {join_items(items)}", *key[1:]] for key, items in hiding.items()]

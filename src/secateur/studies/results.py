@@ -11,7 +11,7 @@ from collections.abc import Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from operator import sub
-from typing import Any, ClassVar, Generic, NamedTuple, TypeVar
+from typing import Any, ClassVar, Generic, NamedTuple, Self, TypeVar
 
 from secateur.catalogue import name_of
 from secateur.metrics.estimates import Measure, combine, mean
@@ -34,6 +34,10 @@ class Results(ABC, Generic[K]):
     @abstractmethod
     def key_of(self, row: Row) -> K | None:
         """Return the key of a row; None for a row that is left out."""
+
+    def under_strongest(self) -> Self | None:
+        """Return the same results, every defense under the strongest attacker that it met; None if there is none."""
+        return None
 
     def attack_of(self, row: Row) -> Hashable:
         """Return the attack of a row by the name that tables have for it; None without an attack."""

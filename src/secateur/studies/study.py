@@ -34,12 +34,14 @@ from secateur.runs.folder import Run, open_run
 from secateur.runs.rows import Row
 from secateur.seeding import derive
 from secateur.studies import read_data
-from secateur.studies.table import StudyTable, Tabulated
+from secateur.studies.results import Results
+from secateur.studies.table import Finding, StudyTable, Tabulated
 
 if TYPE_CHECKING:
     from _typeshed import DataclassInstance
 
 SIZES = ("tiny", "small", "full")
+STRONGEST = ".strongest"  # after the key of a claim: the same claim against the strongest attackers
 S = TypeVar("S", bound="DataclassInstance")
 
 
@@ -82,9 +84,17 @@ class Study:
 
     def tabulate(self, results: Any) -> Tabulated:
         """Return the table of the paper's results."""
-        module, _, function = self.table.partition(":")
-        table: Tabulated = getattr(import_module(f"{__package__}.{self.package}.{module}"), function)(results)
-        return table
+        module, _, name = self.table.partition(":")
+        function = getattr(import_module(f"{__package__}.{self.package}.{module}"), name)
+        lines, findings = function(results)
+        strongest = results.under_strongest() if isinstance(results, Results) else None
+        again = [] if strongest is None else function(strongest)[1]
+        return lines, [*findings, *(ask_strongest(finding) for finding in again if self.hides(finding.key))]
+
+    def hides(self, key: str) -> bool:
+        """Return True if a claim of the paper says that a defense hides something."""
+        table, _, name = key.partition(".")
+        return bool(read_data(self.package, "claims").get(table, {}).get(name, {}).get("hides"))
 
     def tabulate_rows(self, archive: Archive) -> dict[str, Tabulated]:
         """Return the tables of archived rows by the network and data set that they are about."""
@@ -104,6 +114,13 @@ class Study:
             choices = product(*(expand(value, known) for value in step.values()))
             read += [adapter.validate_python(dict(zip(step, chosen, strict=True))) for chosen in choices]
         return read
+
+
+def ask_strongest(finding: Finding) -> Finding:
+    """Return a finding under the strongest attackers as one of ours, with a key of its own."""
+    return replace(
+        finding, claim=f"ours, from the strongest attacker met: {finding.claim}", key=f"{finding.key}{STRONGEST}"
+    )
 
 
 Gather = Callable[[Study, Archive], Mapping[str, Any]]  # the paper's results by network and data set

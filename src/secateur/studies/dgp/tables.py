@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from itertools import pairwise
 from statistics import fmean
@@ -102,6 +102,11 @@ class DgpResults(Results[AttackKey]):
     """The rows of one study: those of all targets of an attacker by attacker, and those of trainings."""
 
     paper: ClassVar[str] = "dgp"
+    informed: bool = False  # True: comparisons are of the strongest attackers
+
+    def under_strongest(self) -> DgpResults | None:
+        """Return the same results, every client under its strongest attacker; None if all are plain."""
+        return replace(self, informed=True) if any(key.adaptive != "none" for key in self.cells) else None
 
     def key_of(self, row: Row) -> AttackKey | None:
         """Return the attacker of a row about all its targets; None for other rows."""
@@ -159,13 +164,22 @@ class DgpResults(Results[AttackKey]):
         return TrainingResults(self.rows, kind)
 
     def best_adaptive(self, client: AttackKey) -> AttackKey | None:
-        """Return the adaptive attacker with the highest mean PSNR; None if there is no adaptive attacker.
+        """Return the adaptive attacker with the highest CW-SSIM; None if there is no adaptive attacker.
 
         Its own outcome picks it: a real attacker cannot know which of several ways sees most.
         """
         attackers = [key for key in self.cells if key.client == client and key.adaptive != "none"]
-        psnr = {key: self.mean(key, "psnr") for key in attackers}
-        return max(attackers, key=lambda key: -math.inf if (x := psnr[key]) is None else x.value, default=None)
+        return max(attackers, key=lambda key: self._recovered(key, "cw_ssim"), default=None)
+
+    def strongest(self, client: AttackKey, metric: str) -> AttackKey:
+        """Return the attacker on a client, plain or adaptive, that recovers most by this metric."""
+        attackers = [key for key in self.cells if key.client == client.client]
+        return max(attackers, key=lambda key: self._recovered(key, metric), default=client)
+
+    def _recovered(self, key: AttackKey, metric: str) -> float:
+        """Return the mean of a metric, turned so that more is recovered where it is higher."""
+        mean = self.mean(key, metric)
+        return -math.inf if mean is None else -mean.value if metric.startswith("lpips") else mean.value
 
     @cached_property
     def _pictures(self) -> dict[tuple[AttackKey, str], dict[Picture, float]]:
@@ -185,6 +199,8 @@ class DgpResults(Results[AttackKey]):
         """
         if one is None or other is None:
             return None
+        if self.informed:
+            one, other = self.strongest(one, metric), self.strongest(other, metric)
         first, second = (self._pictures.get((key, metric), {}) for key in (one, other))
         shared = [key for key in first if key in second and math.isfinite(first[key] - second[key])]
         targets = group_by(shared, lambda key: key[1])
