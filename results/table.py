@@ -42,21 +42,48 @@ GUESSING = 0.1  # accuracy on CIFAR-10
 
 
 def make_summary(papers: Mapping[str, Any], lines: Mapping[str, list[Line]]) -> str:
-    """Return the text of results/README.md: figures and tables by verdict, defenses, and the claims of each paper."""
-    (head, reading), body = read_json("items.json")["about"], []
+    """Return the text of results/README.md: main claims, verdicts in numbers, defenses, and each paper's claims."""
+    (head, counts, reading), body = read_json("items.json")["about"], []
     for package, paper in papers.items():
-        items = judge_items(lines[package])
         verdicts = Counter(verdict_of(same) for same in group_claims(lines[package]).values())
-        names = [join_items(item for item in items if items[item] == word) for word in ORDER]
-        title = paper["title"]
-        body.append([f"[{title}](#{title.lower().replace(' ', '-')})", *names])
-        body[-1].append(f"{verdicts['reproduced']} of {verdicts.total()}, {verdicts['partly']} in part")
-    parts = [head, grid(["paper", *ORDER, "claims reproduced"], body), reading]
+        link = f"[{paper['title']}](#{paper['title'].lower().replace(' ', '-')})"
+        body.append([link, *(str(verdicts[word]) for word in ORDER)])
+    parts = [head, _tabulate_headlines(papers, lines), counts, grid(["paper", *ORDER], body), reading]
     parts += list(_summarise_defenses(papers, lines))
     for package, paper in papers.items():
         title = f"## {paper['title']}\n{paper['gist']} Method, tables and every claim: [{package}.md]({package}.md)."
         parts += [title, *_summarise_claims(lines[package])]
     return "\n\n".join(parts) + "\n"
+
+
+def _tabulate_headlines(papers: Mapping[str, Any], lines: Mapping[str, list[Line]]) -> str:
+    """Return the table of the papers' main claims, which items.json names."""
+    body: list[list[str]] = []
+    for package, paper in papers.items():
+        for number, headline in enumerate(paper["headlines"]):
+            key = (headline["item"], headline["claim"])
+            every = [line for line in lines[package] if line.counts and (line.item, line.key) == key]
+            same = [line for line in every if headline.get("of", "") in line.claim] or every
+            stronger = dict.fromkeys(f"{line.against}: {line.stronger}".rstrip(": ") for line in same if line.hides)
+            here = f"**{verdict_of(same)}**" + _name_reductions(same)
+            body.append(
+                [
+                    "" if number else paper["title"],
+                    headline["says"],
+                    here,
+                    _show(same),
+                    "; ".join(filter(None, stronger)),
+                ]
+            )
+    return grid(["paper", "it says", "here", "measured [95 % interval]", "strongest attacker"], body)
+
+
+def _name_reductions(lines: list[Line]) -> str:
+    """Return why a claim is no more than partly reproduced."""
+    measured = [line for line in lines if line.verdict != NOT_RUN]
+    if any(line.full for line in measured) or not measured:
+        return ""
+    return ", on a stand-in" if all(line.stand_in for line in measured) else ", reduced"
 
 
 def _summarise_defenses(papers: Mapping[str, Any], lines: Mapping[str, list[Line]]) -> Iterator[str]:
@@ -136,32 +163,32 @@ def _write_cell(row: MatrixRow, key: str) -> str:
 
 
 def _summarise_claims(lines: list[Line]) -> Iterator[str]:
-    """Yield lists of a paper's claims: those that stand and those that do not, and the names of all others."""
-    claims = group_claims(lines)
+    """Yield the verdicts by figure, the claims that stand and that do not, and the numbers of all others."""
+    claims, items = group_claims(lines), judge_items(lines)
     verdicts = {key: verdict_of(same) for key, same in claims.items()}
-    for title, word in {"Stands": "reproduced", "Stands in part": "partly", "Does not": "not"}.items():
+    named = {word: join_items(item for item in items if items[item] == word) for word in ORDER}
+    yield "By figure and table: " + "; ".join(f"**{word}** {names}" for word, names in named.items() if names) + "."
+    for title, word in {"Stands": "reproduced", "Does not": "not"}.items():
         keys = [key for key in claims if verdicts[key] == word]
-        shown: dict[str, list[str]] = {}  # figures and tables may have the same claim and rows
-        for item, claim in keys:
-            shown.setdefault(f"{claim}: {_show(claims[item, claim])}", []).append(item)
+        bullets = [f"- {items}: {claim}: {_show(claims[items, claim])}" for items, claim in keys]
         if keys:
-            bullets = [f"- {join_items(items)}: {text}" for text, items in shown.items()]
             yield "\n".join([f"**{title}** ({len(keys)} of {len(claims)} claims):", "", *bullets])
-    for word in ("undecided", NOT_RUN):
-        items = Counter(item for item, claim in claims if verdicts[item, claim] == word)
-        names = ", ".join(f"{item} ({number})" for item, number in items.items())
-        if items:
-            yield f"**{word.capitalize()}** ({items.total()}): {names}."
+    for title, word in {"Stands in part": "partly", "Undecided": "undecided", "Not run": NOT_RUN}.items():
+        number = Counter(items for items, claim in claims if verdicts[items, claim] == word)
+        names = "; ".join(f"{items} ({count})" if count > 1 else items for items, count in number.items())
+        if number:
+            yield f"**{title}** ({number.total()}): {names}."
 
 
 def _show(lines: list[Line]) -> str:
-    """Return what was measured of a claim, with seeds, scale and data; with verdicts where data sets differ."""
+    """Return what was measured of a claim, with seeds and data; with verdicts where data sets differ."""
     measured = [line for line in lines if line.verdict != NOT_RUN]
     differ = len({line.verdict for line in measured}) > 1
     texts = []
     for line in measured:
-        where = "; ".join(line.setting.split("; ")[:3]) + ("" if line.full else ", reduced")
-        texts.append(f"{f'{line.verdict}, ' if differ else ''}{line.ours} ({where})")
+        seeds, _, where, *_ = line.setting.split("; ")
+        reduced = "" if line.full else ", a stand-in" if line.stand_in else ", reduced"
+        texts.append(f"{f'{line.verdict}, ' if differ else ''}{line.ours} ({seeds}, {where}{reduced})")
     return "; ".join(texts)
 
 

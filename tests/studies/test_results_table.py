@@ -38,8 +38,10 @@ def test_every_study_and_every_claim_has_a_line(papers):
         claims = read_data(package, "claims")
         keys = {f"{part}.{name}" for part, some in claims.items() if part != "about" for name in some}
         assert listed == keys | paper["texts"].keys(), package
-        hiding = {key for item in paper["items"] for key in item.get("hides", ())}
-        assert hiding <= listed
+        by_item = {item["item"]: item.get("claims", {}) for item in paper["items"]}
+        assert all(headline["claim"] in by_item[headline["item"]] for headline in paper["headlines"]), package
+        asks = {key for item in paper["items"] for key in item.get("asks", {})}
+        assert all(claims[key.partition(".")[0]][key.partition(".")[2]].get("hides") for key in asks), package
 
 
 def audited(pruner, sparsity, accuracy, seeds=(0, 1, 2)):
@@ -76,9 +78,10 @@ def test_an_archive_fills_its_lines_and_a_claim_without_rows_was_not_run(table, 
     assert "l1-unstructured 0.5: +1.0 points" in after and "| reproduced, reduced |" in after
     assert "3 seeds; full; mlp on location; shadows=1; [rows](rows/fig6.jsonl.xz)" in after
     page = table.make_pages()[folder / "README.md"]
-    assert "- Fig. 6: at a sparsity that is not high, pruned models are close to the original" in page
-    assert "l1-unstructured 0.5: +1.0 points (3 seeds; full; mlp on location, reduced)" in page
-    assert "|  | Fig. 6 |  |  | Figs. 1, 4, 7, 8," in page
+    assert "By figure and table: **partly** Fig. 6; **not run** Figs. 1, 4, 7, 8," in page
+    assert "**Stands in part** (2): Fig. 6 (2).\n" in page and "| [SAMIA and PPB](#samia-and-ppb) | 0 | 2 |" in page
+    headline = "pruning raises the membership risk at a low sparsity"
+    assert f"| SAMIA and PPB | {headline} | **not run** |" in page
     tiny = {"studies": ["samia-fig6"], "scale": "tiny"}  # shows that a study runs, and measures nothing
     (folder / "rows" / "fig6.jsonl.xz").rename(folder / "fig6.jsonl.xz")
     write_archive(folder / "rows" / "tiny.jsonl.xz", rows, tiny)
@@ -117,18 +120,49 @@ def test_a_defense_that_did_not_meet_its_strongest_attacker_says_so(table):
     assert table.claims.describe_attackers(members) == "samia; **not met: rmia, lira, one who knows the defense**"
 
 
-def test_a_claim_to_hide_that_only_the_papers_attackers_support_is_marked(table):
-    hides = table.claims.Finding("DGP protects", "1 of 1 yes", "supported", "recovery.dgp")
-    fails = table.claims.Finding("DGP hides from one who knows (not in the paper)", "0 of 1 yes", "not supported", "x")
-    strong, weak = (
-        table.claims.Measurement("dgp-table1", ("cifar10",), findings, "20 updates", "ig: plain", "full")
-        for findings in ([hides], [hides, fails])
-    )
-    assert strong.ask_strongest(hides.claim) == "not asked" and weak.ask_strongest(hides.claim) == "does not hold"
-    assert weak.ask_strongest("Outpost protects") == "not asked"  # nobody asked about that one
-    item = {"study": "dgp-table1", "claims": {}, "hides": ["recovery.dgp"]}
-    (line,) = table.claims._claim_lines(item, "recovery.dgp", "", [weak], [])
-    assert table.claims._cells([line])[0][-1] == "reproduced, by the paper's attackers only"
+def test_a_claim_to_hide_is_answered_by_the_same_claim_of_the_strongest_attacker(table):
+    hides = table.claims.Finding("DGP protects", "ig: 0.4", "supported", "recovery.dgp")
+    other = table.claims.Finding("DGP hides from one who knows (not in the paper)", "0 of 1", "not supported", "x")
+    item = {"study": "dgp-table1", "claims": {}, "own": ["cifar10"]}
+
+    def answer(verdict, attacker="ig: plain, support"):
+        again = replace(
+            hides, claim=f"ours: {hides.claim}", measured="ig: 0.1", verdict=verdict, key="recovery.dgp.strongest"
+        )
+        findings = [hides, other, again] if verdict else [hides, other]
+        measured = table.claims.Measurement("dgp-table1", ("cifar10",), findings, "20 updates", attacker, "full")
+        (line,) = table.claims._claim_lines(item, "recovery.dgp", "", [measured], [])
+        return line.against, line.stronger, table.claims._cells([line])[0][-1]
+
+    weak = "reproduced, by the paper's attackers only"
+    assert answer("supported") == ("holds", "ig: 0.1", "reproduced")
+    assert answer("undecided") == ("undecided", "ig: 0.1", weak)
+    assert answer("not supported") == ("does not hold", "ig: 0.1", weak)
+    assert answer("") == ("not asked", "", weak)  # another claim about DGP is no answer
+    unmet = "ig: plain; **dgp did not meet adaptive=support**"
+    assert answer("supported", unmet) == ("not asked", "", weak)
+    assert answer("not supported", unmet) == ("does not hold", "ig: 0.1", weak)
+
+
+def test_a_claim_on_other_data_than_the_papers_is_on_a_stand_in(table):
+    kept = table.claims.Finding("PriPrune preserves accuracy", "+1", "supported", "fig9.kept")
+    for own, verdict in ((["qmnist"], "reproduced"), (["femnist"], "reproduced, on a stand-in")):
+        item = {"study": "priprune-fig9", "claims": {}, "own": own}
+        measured = table.claims.Measurement("priprune-fig9", ("qmnist",), [kept], "3 seeds", "", "full")
+        (line,) = table.claims._claim_lines(item, "fig9.kept", "", [measured], [])
+        assert table.claims._cells([line])[0][-1] == verdict
+        assert table.verdict_of([line]) == ("reproduced" if line.full else "partly")
+
+
+def test_a_claim_that_two_figures_make_by_the_same_rows_is_one(table):
+    lines = [
+        table.Line("Fig. 3", "DGP protects", ours="ig: 0.4", setting="3 seeds"),
+        table.Line("Table 1", "DGP protects", ours="ig: 0.4", setting="3 seeds"),
+        table.Line("Fig. 4", "DGP protects", ours="ig: 0.4", setting="1 seed"),
+        table.Line("Fig. 5", "DGP protects"),
+        table.Line("Fig. 6", "DGP protects"),
+    ]
+    assert [items for items, _ in table.group_claims(lines)] == ["Fig. 3; Table 1", "Fig. 4", "Fig. 5", "Fig. 6"]
 
 
 def test_a_claim_to_hide_may_be_answered_by_attackers_of_another_study(table):
@@ -141,7 +175,8 @@ def test_a_claim_to_hide_may_be_answered_by_attackers_of_another_study(table):
     ours = "ADV lowers the AUC of the strongest (ours: the best)"
     informed = measure("samia-fig19", "location", "lira, samia", (ours, "supported", "strongest.lowers"))
     other = measure("samia-fig19", "cifar10", "lira, samia", (ours, "not supported", "strongest.lowers"))
-    item = {"study": "samia-fig17", "hides": ["non_adaptive.adv"]}
+    asks = {"non_adaptive.adv": "strongest.lowers"}
+    item = {"study": "samia-fig17", "asks": asks, "own": ["location"]}
     (line,) = table.claims._claim_lines(item, "non_adaptive.adv", "", [plain], [other, informed])
     assert (line.against, line.attacker) == ("holds", "lira, samia (in samia-fig19)")
     smaller = replace(informed, reduced=True)

@@ -123,7 +123,7 @@ def test_a_claim_is_held_against_the_whole_interval():
     cases = {"a": Estimate(0.03, 0.01, 0.05), "b": Estimate(0.01, -0.01, 0.03), "c": Estimate(-0.04, -0.06, -0.02)}
     found = judge("up", cases)
     assert found.verdict == "undecided"
-    assert found.measured == "1 of 3 yes, 1 no, 1 within their intervals; on average +0.0 points"
+    assert found.measured == "1 of 3, 1 against, 1 undecided; mean +0.0 points"
     assert judge("up", {"a": cases["a"], "none": None}).measured == "a: +3.0 points [+1.0, +5.0]"
     assert judge("up", {}).measured == "not measured here"
     assert equals("number", Estimate(0.05, 0.04, 0.06), 0.0477).verdict == "supported"

@@ -108,8 +108,9 @@ def _describe(cases: Mapping[str, Estimate], above: int, against: int, unit: str
         return f"{name}: {format_estimate(case, unit)}"
     centre = sum(case.value for case in cases.values()) / len(cases)
     average = format_estimate(Estimate(centre, -math.inf, math.inf), unit)
-    undecided = len(cases) - above - against
-    return f"{above} of {len(cases)} yes, {against} no, {undecided} within their intervals; on average {average}"
+    counts = {"against": against, "undecided": len(cases) - above - against}
+    others = "".join(f", {number} {word}" for word, number in counts.items() if number)
+    return f"{above} of {len(cases)}{others}; mean {average}"
 
 
 BLOCKS = "▁▂▃▄▅▆▇█"
