@@ -88,20 +88,21 @@ def _name_reductions(lines: list[Line]) -> str:
 
 def _summarise_defenses(papers: Mapping[str, Any], lines: Mapping[str, list[Line]]) -> Iterator[str]:
     """Yield the section on defenses: claims that one hides something, and the strongest attacker of each defense."""
-    hiding: dict[tuple[str, ...], list[str]] = {}
+    hiding: dict[tuple[str, ...], list[Line]] = {}
     for package, some in lines.items():
         for line in (line for line in some if line.hides and line.verdict == "reproduced"):
             found = f"{line.stronger}: {line.against}" if line.stronger else line.against
             key = (papers[package]["title"], line.claim, line.ours, line.attacker, found)
-            hiding.setdefault(key, []).append(line.item)
+            hiding.setdefault(key, []).append(line)
+    full = sum(any(line.full for line in same) for same in hiding.values())
     yield (
         "## Defenses and their strongest attackers\n"
-        f"{len(hiding)} reproduced claims say that a defense hides something from its paper's attackers, "
-        "each on its paper's ground. "
+        f"{len(hiding)} measurements show that a defense hides something from its paper's attackers, "
+        f"{full} of them at the paper's scale. "
         f"Known to hold against the strongest attacker: {sum(key[-1].endswith(STANDS) for key in hiding)}."
     )
     head = ["paper", "claim", "ours [95 % interval]", "attackers met", "against the strongest"]
-    body = [[f"{key[0]}, {join_items(items)}", *key[1:]] for key, items in hiding.items()]
+    body = [[f"{key[0]}, {join_items(line.item for line in same)}", *key[1:]] for key, same in hiding.items()]
     yield grid(head, body) if body else ""
     path = claims.HERE / "rows" / "matrix-cifar10.jsonl.xz"
     if path.exists():
@@ -112,8 +113,9 @@ def _summarise_matrix(path: Path) -> Iterator[str]:
     """Yield the table of every defense of the matrix with the strongest attackers that it met."""
     heatmap = build_heatmaps(read(path).rows)[0]
     yield (
-        f"Every defense on one ground ({heatmap.network}, CIFAR-10, {len(heatmap.seeds)} seeds; "
-        "[method, all columns and what the intervals say](matrix.md)). Low is good: a grey picture has about 12 dB and "
+        "## Every defense on one ground\n"
+        f"{heatmap.network.capitalize()}, CIFAR-10, {len(heatmap.seeds)} seeds; "
+        "[method, all columns and what the intervals say](matrix.md). Low is good: a grey picture has about 12 dB and "
         "a copy 60, guessed members have an AUC of 0.5. The last column names what the seeds show to be lower than "
         "without a defense. A star: a stronger attacker is known and was not met on every seed."
     )
@@ -159,7 +161,8 @@ def _write_cell(row: MatrixRow, key: str) -> str:
     mode = Strength(name, 0, frozenset(), True).mode if name else PLAIN
     notes = [name_of(name), "" if mode == PLAIN else mode, references]
     attacker = "" if not name or key == "inversion" else f" ({', '.join(filter(None, notes))})"
-    return f"{cell.text} {cell.column.unit}{interval}{attacker}"
+    star = "*" if cell.unmet and key not in MEMBERS else ""  # of members: any of their columns
+    return f"{cell.text} {cell.column.unit}{interval}{attacker}{star}"
 
 
 def _summarise_claims(lines: list[Line]) -> Iterator[str]:
