@@ -142,10 +142,13 @@ def word(row: Row, name: str) -> str:
 
 
 def tabulate_study(archive: Archive, study: str, columns: str, labels: str = "") -> str:
-    """Return columns of a study's own table, of the lines that have these labels; `part` is one of them."""
+    """Return columns of a study's own table, of the lines that have these labels; `part` is one of them.
+
+    Marks of lines, such as an attacker that a defense did not meet, are always shown.
+    """
     wanted = dict(text.split("=") for text in labels.split(";") if text)
     names = [name.strip() for name in columns.split(";")]
-    body = []
+    body, marks = [], []
     for lines, _ in find("study", study).make().tabulate_rows(archive).values():
         for line in lines:
             cells: dict[str, Any] = line.labels | line.cells | {"paper": line.paper, "mark": line.mark}
@@ -153,9 +156,13 @@ def tabulate_study(archive: Archive, study: str, columns: str, labels: str = "")
             shown = all((cells | {"part": line.part}).get(name) == text for name, text in wanted.items())
             if shown and texts[0] and any(texts[1:]):
                 body.append(texts)
+                marks.append(line.mark)
     if absent := [name for place, name in enumerate(names) if not any(texts[place] for texts in body)]:
         raise ValueError(f"{study} has no such columns: {', '.join(absent)}")
-    return grid([name.replace("_", " ") for name in names], body)
+    if any(marks) and "mark" not in names and len({*marks}) > 1:
+        names, body = [*names, "mark"], [[*texts, mark] for texts, mark in zip(body, marks, strict=True)]
+    common = f"\n\nEvery line: {marks[0]}." if "mark" not in names and any(marks) else ""
+    return grid([name.replace("_", " ") for name in names], body) + common
 
 
 def list_sentences(rows: Sequence[Row], network: str) -> str:

@@ -207,6 +207,20 @@ def test_tables_inside_pages_come_from_rows(table, folder):
     assert table.main(["--check"]) == 1
 
 
+def test_a_table_of_a_study_always_shows_its_marks(table, folder):
+    pages = sys.modules["pages"]
+    labels = {"model": "resnet18", "dataset": "cifar10", "seed": 0, "metric": "cw_ssim", "attack": "ig"}
+    rows = [
+        Row(**labels, defense=name, value=0.5, low=0.4, high=0.6, extra={"target": None}) for name in ("dgp", "none")
+    ]
+    for some, last in ((rows, "| dgp | 0.500 [0.400, 0.600] | met the plain attacker only |"), (rows[:1], "")):
+        path = folder / "rows" / "some.jsonl.xz"
+        write_archive(path, some, {"studies": ["dgp-table1"], "scale": "small"})
+        text = pages.tabulate_study(pages.read_archive(path), "dgp-table1", "defense; cw_ssim")
+        assert last in text and ("| mark |" in text) == (len(some) > 1)
+        assert text.endswith("\n\nEvery line: met the plain attacker only.") == (len(some) == 1)
+
+
 def test_a_table_that_mixes_rows_is_refused(table):
     rows = [*audited("l1-unstructured", 0.5, 0.6, (0,)), *audited("l1-unstructured", 0.7, 0.5, (0,))]
     with pytest.raises(ValueError, match="several rows of one seed"):
