@@ -77,20 +77,38 @@ def test_rows_that_two_parts_share_count_once(tmp_path):
     assert joined.figures == [FIGURE]
 
 
-def test_runs_that_contradict_each_other_are_refused(tmp_path):
-    first, second, third = (tmp_path / f"{number}.jsonl.xz" for number in range(3))
+def test_runs_that_differ_in_what_both_measured_say_so(tmp_path):
+    parts = [tmp_path / f"{number}.jsonl.xz" for number in range(3)]
     labels = {"model": "m", "dataset": "d", "pruner": "none", "seed": 0}
     row, other = (Row(**labels, metric="test_accuracy", value=value) for value in (0.46, 0.45))
+    alike = Row(**labels, metric="loss", value=float("nan"))
     times = [Row(**labels, metric="seconds", value=value, timing=True) for value in (1.0, 2.0)]
     study = {"studies": ["samia-fig6"]}
-    write_archive(first, [row, times[0]], study)
-    write_archive(second, [other], study)
-    write_archive(third, [row, times[1]], study)
-    with pytest.raises(WrongInput, match=r"differ in test_accuracy of m, seed 0 \(0\.46 and 0\.45\).*apart"):
-        gather_runs([first, third, second])
-    assert gather_runs([first, third]).rows == [row, *times], "a time differs from run to run"
-    write_archive(second, [other], {})
-    assert gather_runs([first, second]).rows == [row, times[0], other], "an audit with other settings is no study"
+    for part, rows in zip(parts, ([row, alike, times[0]], [other, alike], [row, alike, times[1]]), strict=True):
+        write_archive(part, rows, study)
+    for order in ((0, 2, 1), (1, 0), (1, 2, 0)):
+        said = gather_runs([parts[place] for place in order]).provenance["differ"]
+        assert said.startswith("runs differ in 1 measurements, such as test_accuracy of m, seed 0 (0.4"), order
+    same = gather_runs([parts[0], parts[2]])
+    assert [one.metric for one in same.rows] == ["test_accuracy", "loss", "seconds", "seconds"]
+    assert "differ" not in same.provenance, "a time differs from run to run"
+    write_archive(parts[1], [row, other], study)  # its labels do not tell its two rows apart
+    assert "differ" not in gather_runs(parts[:2]).provenance
+    write_archive(parts[1], [other], {})
+    assert "differ" not in gather_runs(parts[:2]).provenance, "an audit with other settings is no study"
+
+
+def test_runs_of_several_scales_and_newer_archives_are_refused(tmp_path):
+    parts = [tmp_path / f"{scale}.jsonl.xz" for scale in ("tiny", "full")]
+    for part in parts:
+        write_archive(part, rows_of(0), {"scale": part.name.partition(".")[0], "commit": "a1; b2"})
+    with pytest.raises(WrongInput, match=r"several scales \(tiny, full\); archive them apart"):
+        gather_runs(parts)
+    write_archive(parts[1], rows_of(1), {"scale": "tiny", "commit": "b2; c3"})
+    assert gather_runs(parts).provenance["commit"] == "a1; b2; c3"
+    parts[0].write_bytes(lzma.compress(json.dumps({"schema": 99, "provenance": {}}).encode()))
+    with pytest.raises(WrongInput, match="newer Secateur wrote it; upgrade first"):
+        read_archive(parts[0])
 
 
 def test_an_interrupted_run_is_archived_and_counted(runs):

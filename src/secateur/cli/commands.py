@@ -458,12 +458,15 @@ def _archive(folders: Sequence[Path], file: Path, studies: str, commit: str | No
 
 
 def _print_tables(file: Path) -> None:
-    """Print the tables of the studies whose rows an archive holds."""
+    """Print the tables of the studies whose rows an archive holds; of one without studies its provenance."""
     from secateur.runs.archive import read_archive
     from secateur.studies.study import tabulate_archive
 
-    for table in tabulate_archive(read_archive(file)):
+    archive = read_archive(file)
+    for table in tabulate_archive(archive):
         say(*table.markdown().split("\n"))
+    if not archive.studies:
+        say(*(f"{name}: {value}" for name, value in archive.provenance.items() if value))
 
 
 def main(arguments: list[str] | None = None) -> int:

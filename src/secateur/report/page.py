@@ -58,6 +58,11 @@ class Source:
     config: str
     environment: Mapping[str, Any]
 
+    @property
+    def unfinished(self) -> bool:
+        """True if the run, or a run of the archive, was interrupted."""
+        return self.environment.get("finished", "") is None or "unfinished" in self.environment
+
 
 def write_page(folders: Sequence[Path], out: Path | None = None) -> Path:
     """Write the page of the runs in these folders and archives.
@@ -191,7 +196,7 @@ def render(sources: Sequence[Source], limits: Sequence[Check] | None = None) -> 
         most_verdicts=MOST_VERDICTS,
         most_runs=MOST_RUNS,
         most_models=audit.MOST_MODELS,
-        unfinished=[source.name for source in sources if source.environment.get("finished", "") is None],
+        unfinished=[source.name for source in sources if source.unfinished],
         seeds=len({row.seed for row in rows}),
         **values,
     )
@@ -220,7 +225,7 @@ def _render_matrix(sources: Sequence[Source]) -> str:
     return _load_template("matrix.html.j2").render(
         schema=SCHEMA,
         sources=sources[:MOST_RUNS],
-        unfinished=any(source.environment.get("finished", "") is None for source in sources),
+        unfinished=any(source.unfinished for source in sources),
         **matrix.build_page(rows, figures),
     )
 

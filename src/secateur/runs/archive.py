@@ -96,7 +96,10 @@ def read_archive(path: Path) -> Archive:
 def _parse(text: bytes) -> Archive:
     """Return the content of an archive's lines; a line that nobody writes ends it before the next takes memory."""
     lines = map(json.loads, BytesIO(text))
-    provenance = next(lines, {"provenance": None})["provenance"]
+    first = next(lines, {"provenance": None})
+    if isinstance(schema := first.get("schema"), int) and schema > SCHEMA:
+        raise ValueError("a newer Secateur wrote it; upgrade first")
+    provenance = first["provenance"]
     if not isinstance(provenance, dict) or len(json.dumps(provenance)) > MOST_TEXT:
         raise ValueError("its provenance is no short object")
     if not isinstance(provenance.get("studies", []), list):
@@ -139,8 +142,8 @@ def _too_long(path: Path, content: bytes) -> WrongInput:
 def gather_runs(paths: Sequence[Path], studies: Sequence[str] = (), commit: str | None = None) -> Archive:
     """Return the rows of runs and archives together, with their provenance.
 
-    Runs may overlap: rows and figures that an earlier one has to the last digit count once. Where two runs of studies
-    measured the same and differ, they are not of one data set, machine or version, and are refused.
+    Runs may overlap: rows and figures that an earlier one has to the last digit count once. The provenance says in how
+    many measurements runs of studies differ: another data set, machine or version, or a GPU's rounding.
 
     Args:
         paths: folders of runs, or archives.
@@ -148,32 +151,42 @@ def gather_runs(paths: Sequence[Path], studies: Sequence[str] = (), commit: str 
         commit: the commit of the code of the runs; by default that of the checkout that runs now.
     """
     parts = [read_archive(path) if is_archive(path) else _load_run(path, commit) for path in paths]
-    _refuse_contradictions({path: part.rows for path, part in zip(paths, parts, strict=True) if part.studies})
+    scales = _distinct(part.scale for part in parts)
+    if len(scales) > 1:
+        raise WrongInput("run", f"runs are of several scales ({', '.join(scales)}); archive them apart")
     provenance: dict[str, Any] = {"studies": [*studies] or _distinct(name for part in parts for name in part.studies)}
     for name in dict.fromkeys(name for part in parts for name in part.provenance if name != "studies"):
         values = [part.provenance[name] for part in parts if name in part.provenance]
-        provenance[name] = "; ".join(_distinct(map(str, values)))
+        provenance[name] = "; ".join(_distinct(text for value in values for text in str(value).split("; ")))
     provenance["seeds"] = sorted({seed for part in parts for seed in part.provenance.get("seeds", [])})
+    provenance |= _describe_differences([part.rows for part in parts if part.studies])
     return Archive(provenance, _join(part.rows for part in parts), _join(part.figures for part in parts))
 
 
-def _refuse_contradictions(parts: Mapping[Path, Sequence[Row]]) -> None:
-    """Refuse runs of which one has another value for what an earlier one measured; times may differ."""
-    known: dict[str, tuple[Path, set[float | None]]] = {}
-    for path, rows in parts.items():
-        values: dict[str, set[float | None]] = {}
-        for row in rows:
-            if not row.timing:
-                name = json.dumps(replace(row, value=None, low=None, high=None, note=None).to_json(), sort_keys=True)
-                values.setdefault(name, set()).add(row.value)
-        for name, here in values.items():
-            before, there = known.setdefault(name, (path, here))
-            if here.isdisjoint(there):
-                label = json.loads(name)
-                what = f"{label['metric']} of {label['defense'] or label['model']}, seed {label['seed']}"
-                both = f"{before} and {path} differ in {what} ({min(there, key=str)} and {min(here, key=str)})"
-                why = "they are not of one data set, machine or version"
-                raise WrongInput("run", printable(f"{both}: {why}; archive them apart"))
+def _describe_differences(parts: Sequence[Sequence[Row]]) -> dict[str, str]:
+    """Return in how many measurements runs differ that have them in common, and one of these; times may differ.
+
+    What a run measured several times under the same labels is not told apart by them, and is left out.
+    """
+    known: dict[str, str] = {}
+    differ: dict[str, str] = {}
+    for values in map(_list_values, parts if len(parts) > 1 else ()):
+        for name, value in values.items():
+            if (before := known.setdefault(name, value)) != value:
+                row = json.loads(name)
+                label = f"{row['metric']} of {row['defense'] or row['model']}, seed {row['seed']}"
+                differ.setdefault(name, printable(f"{label} ({before} and {value})"))
+    return {"differ": f"runs differ in {len(differ):,} measurements, such as {min(differ.values())}"} if differ else {}
+
+
+def _list_values(rows: Sequence[Row]) -> dict[str, str]:
+    """Return the values of rows by their labels; of labels that one row alone has."""
+    values: dict[str, list[str]] = {}
+    for row in rows:
+        if not row.timing:
+            name = json.dumps(replace(row, value=None, low=None, high=None, note=None).to_json(), sort_keys=True)
+            values.setdefault(name, []).append(json.dumps(row.to_json().get("value")))
+    return {name: same[0] for name, same in values.items() if len(same) == 1}
 
 
 def _join(parts: Iterable[Sequence[T]]) -> list[T]:

@@ -42,6 +42,13 @@ if TYPE_CHECKING:
 
 SIZES = ("tiny", "small", "full")
 STRONGEST = ".strongest"  # after the key of a claim: the same claim against the strongest attackers
+CAVEATS = (
+    "unfinished",
+    "differs",
+    "differ",
+    "left out",
+    "renamed",
+)  # of the provenance: what a table's reader must know
 S = TypeVar("S", bound="DataclassInstance")
 
 
@@ -191,6 +198,7 @@ def tabulate_archive(archive: Archive) -> list[StudyTable]:
             )
             facts |= {key: archive.provenance.get(key, "not stated") for key in ("commit", "machine")}
             facts |= {"seeds": sorted({int(row.seed) for row in archive.rows})}
+            facts |= {key: archive.provenance[key] for key in CAVEATS if archive.provenance.get(key)}
             tables.append(StudyTable(entry.summary, facts, lines, findings, study.intervals, study.caution))
     return tables
 
@@ -257,8 +265,9 @@ def select_steps(
         fields: dict[str, Any] = {}
         for part, names in chosen.items():
             wanted = {name.strip() for name in names.split(",")}
-            if part in optional and (wrong := wanted - {*known[part], "none"}):
-                raise unknown(part, min(wrong), [*known[part], "none"])
+            allowed = [*known[part], *(["none"] if part in optional else [])]
+            if wrong := wanted - {*allowed, *map(name_of, allowed)}:
+                raise unknown(part, min(wrong), allowed)
             fields[parts[part]] = tuple(x for x in _texts(step, parts[part]) if x in wanted or name_of(x) in wanted)
         if all(values or name in optional for name, values in fields.items()):
             several = {name: values for name, values in fields.items() if not isinstance(getattr(step, name), str)}
