@@ -2,6 +2,7 @@
 
 import json
 import math
+from dataclasses import replace
 from operator import sub
 
 import pytest
@@ -10,6 +11,7 @@ from secateur import catalogue
 from secateur.cli import main
 from secateur.metrics.estimates import combine, correlation, mean_of
 from secateur.metrics.membership import Estimate
+from secateur.runs.archive import Archive
 from secateur.runs.rows import Row
 from secateur.studies.results import AuditResults, VictimKey
 from secateur.studies.samia import AuditStep
@@ -68,6 +70,11 @@ def pruned(pruner, sparsity, defense="basic"):
 def said(findings, *words):
     (found,) = [finding for finding in findings if all(word in finding.claim for word in words)]
     return found.verdict
+
+
+def said_of(findings, *words):
+    (found,) = [finding for finding in findings if all(word in finding.claim for word in words)]
+    return found.measured
 
 
 # Numbers -------------------------------------------------------------------------------------------------------
@@ -139,6 +146,7 @@ def test_the_papers_pairing_can_say_more_than_the_same_attack_on_both():
     lines, findings = risk_by_sparsity(AuditResults(rows))
     assert said(findings, "as the paper pairs them") == "supported"  # .65 and .62 against .60
     assert said(findings, "SAMIA on both)") == "not supported"  # against .70
+    assert said_of(findings, "as the paper pairs them").endswith("; by the paper's pairing only")
     assert [line.labels["model"] for line in lines] == ["original", "l1-unstructured 0.5", "l1-structured 0.5"]
     assert lines[1].cells["change, SAMIA from Conf on the original"].value == pytest.approx(0.05)
     assert lines[1].cells["change, samia on both"].value == pytest.approx(-0.05)
@@ -195,10 +203,43 @@ def test_gaps_and_their_correlation():
         rows.append(row(model, "sensitivity_gap", -0.2 + 0.01 * number))
         rows.append(row(model, "generalisation_gap", 0.1))
     _, findings = gaps(AuditResults(rows))
-    assert said(findings, "confidence gap", "attack accuracy") == "supported"
-    assert said(findings, "sensitivity gap", "attack accuracy") == "not supported"
-    assert said(findings, "generalisation gap", "attack accuracy") == "undecided"  # it does not vary
+    assert said(findings, "confidence gap", "attack accuracy are strongly") == "supported"
+    assert said(findings, "sensitivity gap", "attack accuracy are strongly") == "not supported"
+    assert said(findings, "generalisation gap", "attack accuracy are strongly") == "undecided"  # it does not vary
     assert said(findings, "increases the confidence gap") == "supported"
+    assert said(findings, "matters most") == "undecided"  # one seed
+    assert "r over the models of one seed: 1.000" in said_of(findings, "confidence gap", "accuracy are strongly")
+
+
+def test_a_correlation_is_one_of_models_within_a_seed():
+    """r is .8 and 1 by hand: 1, 2, 3, 4 against 1, 2, 4, 3 and 1, 2, 3, 4; another level of a seed changes nothing."""
+    rows = []
+    models = [ORIGINAL, *(pruned("l1-unstructured", s) for s in (0.5, 0.6, 0.7))]
+    for seed, order in enumerate([(1, 2, 4, 3), (1, 2, 3, 4), (1, 2, 4, 3)]):
+        for number, model in enumerate(models):
+            rows += attacked(model, 0.9, 0.6, 0.3 + 0.2 * seed + 0.01 * order[number], seed=seed)
+            rows.append(row(model, "confidence_gap", 0.1 + 0.01 * number, seed=seed))
+            rows.append(row(model, "generalisation_gap", 0.1 - 0.01 * number, seed=seed))
+    _, findings = gaps(AuditResults(rows))
+    centre = math.tanh((2 * math.atanh(0.8) + math.atanh(1 - 1e-12)) / 3)
+    measured = said_of(findings, "confidence gap", "accuracy are strongly")
+    assert measured.startswith(f"r over models within a seed: {centre:.3f} [")
+    assert said(findings, "matters most") == "supported"  # the other gap goes the other way; sensitivity has no rows
+
+
+def test_experiments_of_a_seed_count_once():
+    """Losses .05 and .15 of seed 0 and .2 of seed 1: their mean is .15 by seed, [.15 - 12.706 * .05, ...]."""
+    rows = []
+    for seed, number, guessed in ((0, 0, 0.76), (0, 1, 0.68), (1, 0, 0.64)):
+        for shadows, value in (("l1-structured", 0.8), ("slimming", guessed)):
+            extra = {"experiment": number, "attacker_pruner": shadows, "attacker_sparsity": 0.5}
+            target = pruned("l1-structured", 0.5)
+            rows.append(
+                row(target, "attack_accuracy", value, "samia", seed, setting=("resnet18-w16", "cifar10"), **extra)
+            )
+    lines, findings = vary_pruning(AuditResults(rows))
+    assert lines[-1].cells["loss"][:3] == pytest.approx((0.15, 0.15 - 12.7062 * 0.05, 0.15 + 12.7062 * 0.05), rel=1e-4)
+    assert said_of(findings, "the paper's").endswith("against the paper's 4.77%, 1 or 2 experiments a seed")
 
 
 def test_a_matrix_of_sparsities():
@@ -255,8 +296,9 @@ def test_points_that_the_paper_left_out_are_shown_and_marked():
     assert said(findings, "ranking") == "not supported"  # AUC .57
     assert said(findings, "little prediction accuracy") == "supported"
     assert said(findings, "ADV lowers") == "not supported"  # judged by .75, though the paper leaves it out
-    assert said(findings, "DP hardly balances") == "supported"  # no useful DP point: its owner stays with Basic
+    assert said(findings, "lower than DP") == "supported"  # no useful DP point: its owner stays with Basic
     assert said(findings, "PPB brings it lower than ADV") == "undecided"  # no structured pruner here
+    assert said(findings, "better trade-off") == "supported"  # .78 - .52 against .75 - .75 and Basic's .80 - .70
 
 
 def test_defenses_against_adaptive_attacks():
@@ -270,6 +312,41 @@ def test_defenses_against_adaptive_attacks():
     _, findings = face_adaptive(AuditResults(rows))
     assert said(findings, "PPB lowers the AUC of the strongest") == "not supported"  # LiRA finds more than SAMIA did
     assert marks(points(), VictimKey("l1-unstructured", 0.6, "basic", None)) == []
+
+
+def test_the_strongest_attacker_is_asked_the_claims_of_those_who_do_not_know():
+    """LiRA has .68 on PPB 4, where SAMIA has .52; on Basic SAMIA stays the best with .70."""
+    lira = row(pruned("l1-unstructured", 0.6, "ppb:strength=4"), "attack_accuracy", 0.68, "lira")
+    results = AuditResults([*points().rows, lira, row(pruned("l1-unstructured", 0.6), "attack_accuracy", 0.6, "lira")])
+    _, findings = catalogue.find("study", "samia-fig19").make().tabulate(results)
+    asked = {finding.key: finding for finding in findings if finding.key.endswith(".strongest")}
+    assert asked["non_adaptive.near.strongest"].measured.startswith("l1-unstructured: -15.0 points")  # .53 - .68
+    assert asked["adaptive.lowers.strongest"].measured.startswith("l1-unstructured: +2.0 points")
+    assert {finding.claim.startswith("ours, ") for finding in asked.values()} == {True}
+    assert not any(finding.key.startswith("non_adaptive") for finding in findings if finding not in asked.values())
+    undefended = AuditResults(attacked(pruned("l1-unstructured", 0.5), 0.9, 0.6, 0.6))
+    assert undefended.under_strongest() is None
+
+
+def test_an_archive_keeps_all_attackers_that_it_names():
+    rows = [
+        replace(row, adaptive=row.attack and True)
+        for row in [*points().rows, row(pruned("l1-unstructured", 0.6), "auc", 0.9, "mentr")]
+    ]
+    stranger = replace(rows[-1], attack="rmia", adaptive=False)  # one who does not know is of another study
+    for name, attacks in (
+        ("samia-fig19", ["conf", "samia", "mentr"]),
+        ("samia-fig10", ["conf", "samia", "mentr", "rmia"]),
+    ):
+        study = catalogue.find("study", name).make()
+        (results,) = study.gather(study, Archive({}, [*rows, stranger], [])).values()
+        assert results.attacks == attacks
+
+
+def test_samia_is_compared_with_the_papers_attacks():
+    rows = attacked(pruned("l1-unstructured", 0.5), 0.9, conf=0.6, samia=0.7)
+    rows.append(row(pruned("l1-unstructured", 0.5), "attack_accuracy", 0.9, "rmia"))
+    assert said(compare_attacks(AuditResults(rows))[1], "highest attack accuracy") == "supported"
 
 
 def drawn(model, members, others, seed=0):
@@ -306,6 +383,25 @@ def test_gaps_before_and_after_pruning():
     assert {finding.verdict for finding in findings} == {"supported"}
 
 
+def test_classes_count_within_a_seed_and_seeds_between():
+    """Means over two classes change by .10, .20 and .03 on three seeds: .11, and t(2) = 4.3027."""
+    figures = []
+    for seed, (first, second) in enumerate([(0.05, 0.15), (0.15, 0.25), (0.02, 0.04)]):
+        figures += drawn(ORIGINAL, [0.9, 0.9], [0.8, 0.8], seed)
+        figures += drawn(pruned("l1-unstructured", 0.7), [0.9, 0.9], [0.8 - first, 0.8 - second], seed)
+    rows = [row(model, "confidence_gap", 0.1) for model in (ORIGINAL, pruned("l1-unstructured", 0.7))]
+    _, findings = by_class(AuditResults(rows, figures))
+    radius = 4.30265 * math.sqrt((0.01**2 + 0.09**2 + 0.08**2) / 2 / 3)
+    wide = format_estimate(Estimate(0.11, 0.11 - radius, 0.11 + radius), "points")
+    assert said_of(findings, "confidence by class is increased") == f"l1-unstructured 0.7: {wide}"
+    # class 1 has the most on the other seeds, so the gaps are .10, .10 and .02
+    radius = 4.30265 * math.sqrt((2 * 0.8**2 + 1.6**2) * (0.1 / 3) ** 2 / 2 * (1 / 3 + 1 / 2))
+    wide = format_estimate(Estimate(0.22 / 3, 0.22 / 3 - radius, 0.22 / 3 + radius), "points")
+    assert said_of(findings, "confidence differs") == f"l1-unstructured 0.7: {wide}"
+    _, findings = by_class(AuditResults(rows, [figure for figure in figures if figure["seed"] == 0]))
+    assert "(over the classes of one seed): +10.0 points" in said_of(findings, "confidence by class is increased")
+
+
 def test_gaps_with_ppb():
     place = "l1-unstructured", 0.7
     basic, ppb = pruned(*place), pruned(*place, "ppb:strength=4")
@@ -336,7 +432,7 @@ def test_full_is_the_papers_setting():
     assert (fields["data"], fields["model"], fields["shadows"]) == ("cifar10", "resnet18-pool", 5)
     assert fields["sparsity"] == [0.6] and len(fields["pruner"]) == 4
     assert len(fields["defense"]) == 1 + 5 + 6 + 5
-    assert "samia:early_stopping=false" in fields["attack"]
+    assert fields["attack"] == ["conf", "samia:early_stopping=false", "lira", "rmia"] and fields["in_out"] == 8
     assert "train" not in fields  # the paper's own epochs
     assert AuditStep().settings("full", {})["sparsity"] == [0.5, 0.6, 0.7, 0.8, 0.9]
     assert read_scales("samia")["full"].experiments == 20

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Hashable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from operator import sub
 from typing import Any, ClassVar, Generic, NamedTuple, Self, TypeVar
@@ -209,6 +209,7 @@ class AuditResults(Results[VictimKey]):
 
     paper: ClassVar[str] = "samia"
     figures: Sequence[Mapping[str, Any]] = ()
+    strongest: bool = False  # samia stands for the best of all attacks on each victim
 
     def key_of(self, row: Row) -> VictimKey:
         """Return the victim of a row."""
@@ -218,6 +219,23 @@ class AuditResults(Results[VictimKey]):
     def pruned(self) -> list[VictimKey]:
         """The pruned victims."""
         return [model for model in self.cells if model.pruned]
+
+    def under_strongest(self) -> Self | None:
+        """Return the same results in which samia stands for the best attack on each victim, by each measure.
+
+        The best has the highest mean over seeds. None if no attack met a defense.
+        """
+        if not any(model.defended and self.attacks_on(model) for model in self.keys):
+            return None
+        rows = [row for row in self.rows if row.attack is None]
+        for model, cell in self.cells.items():
+            for metric in ("attack_accuracy", "auc"):
+                by_attack = {attack: self.mean(model, metric, attack) for attack in self.attacks_on(model)}
+                means = {attack: average.value for attack, average in by_attack.items() if average}
+                if means:
+                    best = max(means, key=means.__getitem__)
+                    rows += [replace(row, attack="samia") for row in cell[metric, best]]
+        return replace(self, rows=rows, strongest=True)
 
     def figures_of(self, model: VictimKey, kind: str, quantity: str) -> dict[int, Mapping[str, Any]]:
         """Return one figure of a model, by seed."""

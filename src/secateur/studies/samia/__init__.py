@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from secateur.catalogue import methods, name_of
+from secateur.catalogue import methods
 from secateur.config import Audit, read
 from secateur.errors import WrongInput
 from secateur.report.summary import group_by
@@ -37,6 +37,7 @@ class AuditStep:
     adaptive: bool = False
     protocol: str = "known"
     shadows: int | None = None  # None: the scale's
+    in_out: bool = False  # True: the scale's in-out models, for online LiRA and RMIA
 
     def settings(self, scale: str, options: Mapping[str, Any]) -> dict[str, Any]:
         """Return the fields of the audit at a scale, on the user's data and model or else the scale's."""
@@ -56,6 +57,7 @@ class AuditStep:
             "adaptive": self.adaptive,
             "protocol": self.protocol,
             "shadows": self.shadows or size.shadows,
+            "in_out": size.in_out if self.in_out else 0,
         }
         values |= {name: getattr(size, name) for name in ("experiments", "seeds", "examples", "threads")}
         if size.epochs is not None:
@@ -92,6 +94,7 @@ def plan(study: Study, request: Request) -> StudyPlan:
     )
     facts: dict[str, Any] = {"data": config.data, "model": config.model, "shadows": config.shadows}
     facts |= {} if config.examples is None else {"examples": config.examples}
+    facts |= {"in_out": config.in_out} if config.in_out else {}
     facts |= {"seeds": config.seeds, "attacks": [str(attack) for attack in config.attack]}
     return StudyPlan(
         run=lambda: run_audit(config, request.out),
@@ -101,13 +104,11 @@ def plan(study: Study, request: Request) -> StudyPlan:
 
 
 def gather(study: Study, archive: Archive) -> dict[str, AuditResults]:
-    """Return the results of archived audits by network and data set, under the attacks of the study."""
+    """Return the results of archived audits by network and data set, under all attackers of the study's knowledge."""
     step = study.read_steps(AuditStep)[0]
-    attacks = {name_of(name) for name in step.attack}
 
     def belongs(row: Row) -> bool:
-        informed = len(step.defense) == 1 or row.adaptive in (None, step.adaptive)
-        return row.attack is None or (name_of(row.attack) in attacks and informed)
+        return row.attack is None or len(step.defense) == 1 or row.adaptive in (None, step.adaptive)
 
     victims = group_by(filter(belongs, archive.rows), lambda row: (row.model, row.dataset))
     return {

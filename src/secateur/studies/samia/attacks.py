@@ -10,30 +10,34 @@ good.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import math
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 from operator import sub
+from statistics import fmean
 
-from secateur.catalogue import name_of
+from secateur.catalogue import methods, name_of
 from secateur.metrics.estimates import Measure, combine, correlation, mean, mean_of
 from secateur.metrics.membership import Estimate
 from secateur.report.summary import group_by
 from secateur.studies.results import AuditResults, VictimKey
 from secateur.studies.samia.behaviour import CLOSE
-from secateur.studies.table import Cases, Cells, Finding, TableLine, Tabulated, equals, find_printed, judge
+from secateur.studies.table import SUPPORTED, Cases, Cells, Finding, TableLine, Tabulated, equals, find_printed, judge
 
 ATTACKS = ("samia", "conf")
 PAIRINGS = (  # the attack on the pruned model and on the original, and the measure
     ("SAMIA on pruned and Conf on original, as the paper pairs them", "samia", "conf", "attack_accuracy"),
     ("SAMIA on both", "samia", "samia", "attack_accuracy"),
-    ("SAMIA on both, AUC", "samia", "samia", "auc"),
-    ("Conf on both", "conf", "conf", "attack_accuracy"),
-    ("Conf on both, AUC", "conf", "conf", "auc"),
+    ("LiRA on both, AUC", "lira", "lira", "auc"),
+    ("RMIA on both, AUC", "rmia", "rmia", "auc"),
 )
 GAPS = ("confidence_gap", "sensitivity_gap_size", "generalisation_gap")
 LITTLE = 0.05  # of the attack accuracy: a loss that the paper may call not too much
 USEFUL = 0.75  # of Basic's prediction accuracy
 TOO_INACCURATE, TOO_LEAKY = "below 75 % of Basic's accuracy", "above Basic's attack accuracy"
 GUESSING = 0.5
+LARGEST_R = 1 - 1e-12  # Fisher's z of 1 is infinite
 AROUND = 0.03  # "around 50 %": at most this much above
 ATTACK = ("attack_accuracy", "samia")
 LOOSE, STRICT = ("l1-unstructured", "slimming"), ("l1-structured", "l2-structured")
@@ -73,13 +77,43 @@ def gaps(results: AuditResults) -> Tabulated:
     findings = []
     for name in GAPS:
         findings += results.judge("gaps", {"gap": _words(name), "metric": name})
+    highest = max((model.sparsity for model in results.pruned), default=0.0)
     for name in GAPS:
-        for measure in ("attack_accuracy", "auc"):
-            points = [(line.cells[name], line.cells[f"samia {measure}"]) for line in lines]
-            known = [(x.value, y.value) for x, y in points if isinstance(x, Estimate) and isinstance(y, Estimate)]
-            words = {"gap": _words(name), "measure": _words(measure)}
-            findings += results.judge("correlations", words, correlates={"r": correlation(known)})
-    return lines, findings
+        words = {"gap": _words(name)}
+        findings += results.judge("correlations", words, correlates=_correlate(results, results.keys, name))
+        low = [model for model in results.keys if model.sparsity < highest]
+        findings += results.judge("correlations_low", words, low=_correlate(results, low, name))
+    return lines, findings + results.judge("gap_ranks", first=_lead_of_confidence(results))
+
+
+def _correlate(results: AuditResults, models: Iterable[VictimKey], gap: str) -> Cases:
+    """Return r of a gap and SAMIA's accuracy over models, within each seed, averaged over seeds by Fisher's z.
+
+    With one seed Fisher's interval is over models.
+    """
+    by_seed = _correlate_seeds(results, models, gap)
+    if len(by_seed) < 2:
+        return {"r over the models of one seed": next(iter(by_seed.values()), None)}
+    z = mean_of([math.atanh(max(-LARGEST_R, min(LARGEST_R, r.value))) for r in by_seed.values()])
+    return {"r over models within a seed": Estimate(math.tanh(z.value), math.tanh(z.low), math.tanh(z.high))}
+
+
+def _correlate_seeds(results: AuditResults, models: Iterable[VictimKey], gap: str) -> Measure:
+    """Return r of a gap and SAMIA's accuracy over models, by seed; a seed needs four models."""
+    points: dict[int, list[tuple[float, float]]] = {}
+    for model in models:
+        attacked = results.of(model, *ATTACK)
+        for seed, size in results.of(model, gap).items():
+            if seed in attacked:
+                points.setdefault(seed, []).append((size.value, attacked[seed].value))
+    return {seed: r for seed, pairs in points.items() if len(pairs) > 3 and (r := correlation(pairs))}
+
+
+def _lead_of_confidence(results: AuditResults) -> Cases:
+    """Return r of the confidence gap and SAMIA's accuracy less that of each other gap; needs several seeds."""
+    first, *others = (_correlate_seeds(results, results.keys, gap) for gap in GAPS)
+    several = len(first) > 1
+    return {f"over the {_words(x)}": combine(sub, first, r) for x, r in zip(GAPS[1:], others, strict=True) if several}
 
 
 def compare_attacks(results: AuditResults) -> Tabulated:
@@ -125,25 +159,39 @@ def vary_sparsity(results: AuditResults) -> Tabulated:
 
 def vary_pruning(results: AuditResults) -> Tabulated:
     """Return Table 1: the attack accuracy lost in random experiments."""
-    lines, losses, left = [], [], []
+    lines: list[TableLine] = []
+    losses: dict[int, list[float]] = {}
+    left: dict[int, list[float]] = {}
     for seed, number in sorted({(row.seed, row.extra["experiment"]) for row in results.rows if row.attack}):
         known, guessed = _experiment(results, seed, number)
         loss = combine(_loss, known[1], guessed[1])
         assert loss is not None
-        losses.append(loss.value)
-        left.append(guessed[1][seed].value)
+        losses.setdefault(seed, []).append(loss.value)
+        left.setdefault(seed, []).append(guessed[1][seed].value)
         labels = {"experiment": f"{seed}.{number}", "target": known[0], "shadows": guessed[0]}
         cells: Cells = {"known attack_accuracy": mean(known[1]), "unknown attack_accuracy": mean(guessed[1])}
         lines.append(TableLine(labels, cells | {"loss": loss}))
-    average, paper = mean_of(losses), find_printed("samia", "table_1", results.rows[0].dataset, results.rows[0].model)
-    cells = {"unknown attack_accuracy": mean_of(left), "loss": average}
+    row = results.rows[0]
+    paper = find_printed("samia", "table_1", row.dataset, re.sub(r"-w\d+$", "-pool", row.model))  # of the full width
+    average, after = _average_seeds(losses), _average_seeds(left)
+    cells = {"unknown attack_accuracy": after, "loss": average}
     labels = {"experiment": "mean", "target": "", "shadows": ""}
     lines.append(TableLine(labels, cells, "" if paper is None else f"{100 * paper:.2f}%"))
-    above = {"mean accuracy above guessing": mean_of([value - 0.5 for value in left])}
-    findings = results.judge("unknown", effective=above)
+    numbers = " or ".join(str(n) for n in sorted({len(values) for values in left.values()}))
+    unit = f"{numbers} experiments" + (" a seed" if len(left) > 1 else "; the interval is over them")
+    above = Estimate(after.value - GUESSING, after.low - GUESSING, after.high - GUESSING)
+    findings = results.judge("unknown", effective={f"mean accuracy above guessing, {unit}": above})
     if paper is not None:
-        findings.append(equals("the loss of attack accuracy is the paper's", average, paper, "loss"))
+        equal = equals("the loss of attack accuracy is the paper's", average, paper, "loss")
+        findings.append(replace(equal, measured=f"{equal.measured}, {unit}"))
     return lines, findings
+
+
+def _average_seeds(values: Mapping[int, Sequence[float]]) -> Estimate:
+    """Return the mean over experiments within a seed, over seeds; with one seed the interval is over experiments."""
+    if len(values) == 1:
+        return mean_of(*values.values())
+    return mean_of([fmean(some) for some in values.values()])
 
 
 def _risk_lines(results: AuditResults) -> list[TableLine]:
@@ -173,7 +221,7 @@ def _judge_pairings(
 ) -> list[Finding]:
     """Judge a claim under each pairing of attacks; only the same attack on both shows the effect of pruning."""
     models = list(models)
-    return [
+    paired, same, *others = [
         judge(
             f"{claim} ({title})",
             {model.title: _pairing(results, model, after, before, metric) for model in models},
@@ -183,6 +231,9 @@ def _judge_pairings(
         )
         for title, after, before, metric in PAIRINGS
     ]
+    if paired.verdict == SUPPORTED != same.verdict:
+        paired = replace(paired, measured=f"{paired.measured}; by the paper's pairing only")
+    return [paired, same, *others]
 
 
 def _compare_pruners(results: AuditResults, leaky: Iterable[str], other: Iterable[str]) -> Cases:
@@ -197,12 +248,14 @@ def _compare_pruners(results: AuditResults, leaky: Iterable[str], other: Iterabl
 
 
 def _words(metric: str) -> str:
-    return "AUC" if metric == "auc" else metric.replace("_", " ").replace("gap size", "gap (size)")
+    """Return the words of a claim for a measure or a gap."""
+    return "AUC (not the paper's measure)" if metric == "auc" else metric.replace("_", " ").replace("size", "(size)")
 
 
 def _lead(results: AuditResults, model: VictimKey, measure: str) -> Estimate | None:
-    """Return SAMIA's measure less that of the best other attack."""
-    others = [results.of(model, measure, attack) for attack in results.attacks if attack != "samia"]
+    """Return SAMIA's measure less that of the best other attack of the paper."""
+    rivals = [x for x in results.attacks if x != "samia" and methods("attack")[x].paper == "samia_ppb"]
+    others = [results.of(model, measure, attack) for attack in rivals]
     best = max(others, key=lambda other: estimate.value if (estimate := mean(other)) else 0.0, default={})
     return combine(sub, results.of(model, measure, "samia"), best)
 
@@ -211,7 +264,8 @@ def _authors(results: AuditResults, model: VictimKey, attack: str) -> str:
     """Return the numbers of the authors' code in the same setting, of one seed, if known."""
     setting = (results.rows[0].dataset, model.pruner, model.sparsity, model.defense, attack)
     known = {metric: find_printed("samia", "authors_code", *setting, metric) for metric in ("attack_accuracy", "auc")}
-    numbers = [f"{attack} {value:.3f} ({_words(metric)})" for metric, value in known.items() if value is not None]
+    words = {"attack_accuracy": "attack accuracy", "auc": "AUC"}
+    numbers = [f"{attack} {value:.3f} ({words[metric]})" for metric, value in known.items() if value is not None]
     return f"authors' code: {', '.join(numbers)}" if numbers else ""
 
 
@@ -250,8 +304,13 @@ def _experiment(results: AuditResults, seed: int, number: int) -> tuple[tuple[st
 
 def face_plain(results: AuditResults) -> Tabulated:
     """Return Figs. 16 and 17: the attacker's shadow models are fine-tuned with Basic."""
+    return _defense_lines(results), _judge_plain(results)
+
+
+def _judge_plain(results: AuditResults) -> list[Finding]:
+    """Judge the claims of Figs. 16 and 17."""
     ppb = {pruner: _best(results, pruner, "ppb") for pruner in _pruners(results)}
-    return _defense_lines(results), results.judge(
+    return results.judge(
         "non_adaptive",
         near={pruner: _room(results, model, "attack_accuracy") for pruner, model in ppb.items()},
         ranked={pruner: _room(results, model, "auc") for pruner, model in ppb.items()},
@@ -259,6 +318,11 @@ def face_plain(results: AuditResults) -> Tabulated:
         adv=_rivals(results, "basic", "adv", LOOSE),
         lower=_rivals(results, "adv", "ppb", STRICT),
         dp=_rivals(results, "dp-sgd", "ppb"),
+        trade={
+            f"{pruner}, against {rival}": case
+            for rival in ("adv", "dp-sgd")
+            for pruner, case in _rivals(results, rival, "ppb", balance=True).items()
+        },
     )
 
 
@@ -275,6 +339,8 @@ def face_adaptive(results: AuditResults) -> Tabulated:
         measured = [pruner for pruner in pruners if {"basic", key} <= _list_measured(results, pruner)]
         lowers = {pruner: _lowers_strongest(results, pruner, key) for pruner in measured}
         findings += results.judge("strongest", {"defense": defense}, lowers=lowers)
+    if results.strongest:  # here the attackers of Figs. 16 and 17 are those who know of the defense
+        findings += _judge_plain(results)
     return _defense_lines(results), findings
 
 
@@ -366,11 +432,24 @@ def _rivals(
     defense: str,
     pruners: Iterable[str] = (*LOOSE, *STRICT),
     metric: str = "attack_accuracy",
+    balance: bool = False,
 ) -> Cases:
-    """Return, per pruner, the attack's measure on the rival defense, or on Basic, minus that on the defense."""
-    measured = {pruner: _list_measured(results, pruner) for pruner in pruners if pruner in _pruners(results)}
-    return {
-        pruner: _less(results, _best(results, pruner, rival), _best(results, pruner, defense), metric)
-        for pruner, names in measured.items()
-        if {rival, defense} <= names
-    }
+    """Return, per pruner, the attack's measure on the rival defense, or on Basic, minus that on the defense.
+
+    With `balance` what the defense costs in prediction accuracy, against the rival, is taken off.
+    """
+    cases: Cases = {}
+    for pruner in pruners:
+        if pruner in _pruners(results) and {rival, defense} <= _list_measured(results, pruner):
+            pair = _best(results, pruner, rival), _best(results, pruner, defense)
+            cases[pruner] = _balance(results, *pair) if balance else _less(results, *pair, metric)
+    return cases
+
+
+def _balance(results: AuditResults, rival: VictimKey, defended: VictimKey) -> Estimate | None:
+    """Return a model's prediction accuracy less attack accuracy, minus that of its rival."""
+    metrics = (("test_accuracy", None), ATTACK)
+    measures = [results.of(model, *metric) for model in (defended, rival) for metric in metrics]
+    return combine(
+        lambda one, attack_on_one, two, attack_on_two: one - attack_on_one - (two - attack_on_two), *measures
+    )

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Sequence
+from statistics import fmean
 
 from secateur.metrics.estimates import mean_of
 from secateur.metrics.membership import Estimate
@@ -33,7 +35,10 @@ def by_class(results: AuditResults) -> Tabulated:
     findings = []
     for name in GAPS:
         classes = {model: _divergences(results, name, model) for model in results.keys}
-        larger = {model.title: _class_change(classes[model], classes[model.source]) for model in results.pruned}
+        larger = {
+            f"{model.title}{_name_unit(classes[model])}": _class_change(classes[model], classes[model.source])
+            for model in results.pruned
+        }
         spreads = {model.title: _spread(classes[model]) for model in results.pruned}
         findings += results.judge("classes", _words(name), larger=larger, differs=spreads)
     return _class_lines(results), findings
@@ -46,8 +51,9 @@ def by_class_defended(results: AuditResults) -> Tabulated:
         smaller, nearer = {}, {}
         for ppb in (model for model in results.pruned if model.defended):
             original, before, after = (_divergences(results, name, model) for model in (ppb.source, ppb.basic, ppb))
-            smaller[ppb.title] = _class_change(before, after)
-            nearer[ppb.title] = _class_change(_distances(before, original), _distances(after, original))
+            case = f"{ppb.title}{_name_unit(after)}"
+            smaller[case] = _class_change(before, after)
+            nearer[case] = _class_change(_distances(before, original), _distances(after, original))
         findings += results.judge("classes_defended", _words(name), smaller=smaller, nearer=nearer)
     return _class_lines(results), findings
 
@@ -139,27 +145,44 @@ def _distances(first: Divergences, second: Divergences) -> Divergences:
     return {key: abs(first[key] - second[key]) for key in first if key in second}
 
 
+def _name_unit(divergences: Divergences) -> str:
+    """Return the words for a case whose interval is not over seeds."""
+    return " (over the classes of one seed)" if len(_split_seeds(divergences)) == 1 else ""
+
+
+def _split_seeds(divergences: Divergences) -> dict[int, dict[int, float]]:
+    """Return divergences by seed, then by class."""
+    seeds: dict[int, dict[int, float]] = {}
+    for (seed, label), value in divergences.items():
+        seeds.setdefault(seed, {})[label] = value
+    return seeds
+
+
 def _class_change(larger: Divergences, smaller: Divergences) -> Estimate | None:
-    """Return the mean change over classes; each class is compared with itself and averaged over seeds first."""
-    classes = group_by((key for key in larger if key in smaller), lambda key: key[1])
-    changes = [sum(larger[key] - smaller[key] for key in keys) / len(keys) for keys in classes.values()]
-    return mean_of(changes) if changes else None
+    """Return the change of a class's divergence: the mean over classes within a seed, over seeds.
+
+    With one seed the interval is over its classes.
+    """
+    changes = _split_seeds({key: larger[key] - smaller[key] for key in larger if key in smaller})
+    if len(changes) == 1:
+        return mean_of([*next(iter(changes.values())).values()])
+    return mean_of([fmean(classes.values()) for classes in changes.values()]) if changes else None
 
 
 def _spread(divergences: Divergences) -> Estimate | None:
-    """Return the divergence gap of two classes, selected by the first seed and compared on the others.
+    """Return the divergence gap of two classes, which the other seeds select, by seed.
 
-    The classes are those of largest and smallest divergence. Selection and comparison need different seeds: within one
-    seed, largest minus smallest is never negative, even without a true difference.
+    The classes are those of largest and smallest mean divergence on all seeds but one, and are compared on that one.
+    Within one seed, largest minus smallest is never negative, even without a true difference. The selections share
+    seeds, so the variance over n seeds counts 1 / n + 1 / (n - 1) times, not 1 / n (Nadeau and Bengio 2003).
     """
-    if not divergences:
+    seeds, gaps = _split_seeds(divergences), []
+    for seed, classes in seeds.items():
+        others = [other for x, other in seeds.items() if x != seed]
+        means = {x: fmean(y[x] for y in others) for x in classes if others and all(x in y for y in others)}
+        if means:
+            gaps.append(classes[max(means, key=means.__getitem__)] - classes[min(means, key=means.__getitem__)])
+    if len(gaps) < 2:
         return None
-    first, *others = sorted({seed for seed, _ in divergences})
-    known = [(value, label) for (seed, label), value in divergences.items() if seed == first]
-    (_, low), (_, high) = min(known), max(known)
-    apart = [
-        divergences[seed, high] - divergences[seed, low]
-        for seed in others
-        if (seed, high) in divergences and (seed, low) in divergences
-    ]
-    return mean_of(apart) if apart else None
+    (centre, low, _, _), widening = mean_of(gaps), math.sqrt(1 + len(gaps) / (len(gaps) - 1))
+    return Estimate(centre, centre - widening * (centre - low), centre + widening * (centre - low))
