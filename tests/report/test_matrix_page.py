@@ -163,7 +163,7 @@ def test_updates_of_sub_models_lack_shadow_federations():
 
 
 def test_a_cell_of_fewer_seeds_says_so():
-    rows = seeds("dgp", "inversion", 14) + [cell("noise", "inversion", 14)]
+    rows = [*seeds("dgp", "inversion", 14), cell("noise", "inversion", 14)]
     dgp, noise = (row.cells["inversion"].interval for row in only(rows).rows)
     assert dgp == "13.8 to 14.2" and noise == "13.0 to 15.0, 1 of 3 seeds"
 
