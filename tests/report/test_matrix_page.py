@@ -88,6 +88,35 @@ def test_a_defense_that_hides_from_the_plain_attacker_only_is_called_so():
     assert "soteria" in strongest and "noise" in strongest and "dgp" not in strongest
 
 
+def test_other_pictures_are_compared_above_their_grey():
+    rows = seeds("none", "strongest", 25, psnr_grey=12.5) + seeds("same", "strongest", 21, psnr_grey=12.5)
+    rows += seeds("ats", "strongest", 22, psnr_grey=9.5) + seeds("adgp", "strongest", 21, psnr_grey=12.0)
+    (sentence,) = only(rows).sentences
+    assert "same (by 4.0 dB" in sentence and "adgp (by 3.5 dB" in sentence and "ats" not in sentence
+    ats = next(row for row in only(rows).rows if row.name == "ats")
+    assert ats.cells["strongest"].text == "22.0" and ats.measure("strongest")[1].value == 25.0
+
+
+def test_copies_of_other_pictures_stay_copies():
+    rows = seeds("none", "active", 60, (0, 0, 0), psnr_grey=12.5) + seeds("x", "active", 60, (0, 0, 0), psnr_grey=13)
+    assert only(rows).sentences == []
+
+
+def test_a_defense_of_fine_tuning_is_compared_with_fine_tuning():
+    close = (-0.01, 0.0, 0.01)
+    rows = seeds("none", "final-rmia", 0.97, close)
+    rows += [row for name, auc in (("basic", 0.9), ("ppb", 0.8), ("adv", 0.9)) for row in tuned(name, auc, close)]
+    (sentence,) = only(rows).sentences
+    assert sentence == (
+        "These lower the AUC of RMIA on the final model: basic (by 0.070 AUC), ppb (by 0.100 AUC, beside basic)."
+    )
+    assert only([row for row in rows if row.extra["row"] != "basic"]).sentences == [], "nothing to compare with"
+
+
+def tuned(name, auc, spread):
+    return seeds(name, "final-rmia", auc, spread, acts_on="on the final model")
+
+
 def test_seeds_that_scatter_allow_no_sentence():
     wide = (-8.0, 0.0, 8.0)
     rows = seeds("none", "inversion", 20, wide) + seeds("dgp", "inversion", 14, tuple(reversed(wide)))
@@ -123,6 +152,28 @@ def test_refused_and_unmet_cells_are_marked_with_their_reasons():
     assert not ppb.cells["inversion"].text and not ppb.cells["inversion"].unmet
     assert dgp.cells["strongest"].unmet and dgp.cells["strongest"].marks == ["sgi:adaptive=reapply: no"]
     assert not adgp.cells["active"].unmet and adgp.cells["active"].marks == ["a"]
+
+
+def test_updates_of_sub_models_lack_shadow_federations():
+    rows = seeds("mapp-fl", "updates", 0.7, attack="rmia") + seeds("dgp", "updates", 0.7, attack="rmia")
+    rows += seeds("heterofl", "updates", 0.7, attack="rmia:gamma=1.0")
+    mapp, dgp, hetero = (row.cells["updates"] for row in only(rows).rows)
+    assert mapp.unmet and "shadow federations" in mapp.marks[0]
+    assert not dgp.unmet and not hetero.unmet
+
+
+def test_a_cell_of_fewer_seeds_says_so():
+    rows = [*seeds("dgp", "inversion", 14), cell("noise", "inversion", 14)]
+    dgp, noise = (row.cells["inversion"].interval for row in only(rows).rows)
+    assert dgp == "13.8 to 14.2" and noise == "13.0 to 15.0, 1 of 3 seeds"
+
+
+def test_intervals_end_where_values_do():
+    wide = (-0.3, 0.0, 0.1)
+    rows = seeds("dgp", "updates", 0.9, wide) + seeds("dgp", "accuracy", 0.1, (-0.1, 0, 0.1))
+    shown = only(rows + seeds("dgp", "active", 58, (-4, 0, 2))).rows[0].cells
+    assert shown["updates"].estimate.high == 1.0 and shown["accuracy"].interval.startswith("0.0 to ")
+    assert shown["active"].interval.endswith(" to 60.0") and shown["active"].list_rows()[0][1].endswith("60.0]")
 
 
 def test_pictures_are_those_of_the_rows_defense_network_and_first_seed():

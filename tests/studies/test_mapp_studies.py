@@ -143,7 +143,7 @@ def test_clients_alone_are_the_small_ones():
     assert [line.labels["data size"] for line in lines[:3]] == ["17020", "7400", "7040"]
     assert lines[2].paper.endswith("local 61.57, MaPP-FL 66.30 / 1.52")
     local = next(line for line in lines if line.labels.get("rule") == "local")
-    assert [line.mark for line in lines if line.mark] == ["the average of its small clients"] and local.mark
+    assert local.mark == f"the average of its small clients; {tables.YEOM_ONLY}"
     assert local.cells["client_accuracy"].value == pytest.approx(0.51) and local.cells["server_accuracy"] is None
     assert said(findings, "every small client does better") == "supported"
     assert said(findings, "13.5 points") == "supported"  # (.16 + .12) / 2 = .14
@@ -195,6 +195,41 @@ def test_less_data_means_more_exposure_over_the_clients_of_all_draws():
     assert lines[0].cells["r"].value < -0.9 and lines[0].cells["excluded"] == "1" and lines[0].paper == "-0.62"
     assert said(findings, "r of log10") == "supported"
     assert said(findings, "advantage rises with the model's size") == "supported"
+
+
+def test_correlations_are_taken_within_a_repeat():
+    falling, rising = [0.05, 0.04, 0.03, 0.02], [0.02, 0.03, 0.04, 0.05]
+    rows = []
+    for seed, advantages in enumerate((rising, rising, falling)):  # clients are sorted by size, largest first
+        rows += federation(
+            "none", (0.7, 0.01), [(0.6, x) for x in advantages], seed=seed, sizes=[8000, 4000, 2000, 1000]
+        )
+    (line,), findings = tables.correlations(MappResults(rows))
+    r = line.cells["r"]
+    assert r.value == pytest.approx(-1 / 3) and (r.low, r.high) == (-1.0, 1.0)  # -1, -1, 1: Student's ends are clipped
+    assert line.cells["r over all clients"].value == pytest.approx(-1 / 3) and line.cells["clients"] == "12"
+    assert findings[0].verdict == "undecided"
+
+
+def test_lines_of_exposure_say_that_only_yeom_was_met():
+    rows = federation("heterofl", (0.7, 0.02), [(0.7, 0.04)]) + federation("mapp-fl", (0.7, 0.02), [(0.7, 0.03)])
+    lines, _ = tables.rules_and_clients(MappResults(rows))
+    assert lines and all(line.mark == tables.YEOM_ONLY for line in lines)
+    met = [*rows, *federation("mapp-fl", (0.7, 0.02), [(0.7, 0.03)], attack="rmia:gamma=1.0")]
+    assert not any(line.mark for line in tables.rules(MappResults(met))[0])
+    blind = [row for row in rows if row.metric == "test_accuracy"]
+    assert not any(line.mark for line in tables.rules(MappResults(blind))[0])
+
+
+@pytest.mark.parametrize(
+    ("accuracy", "advantage", "verdict"),
+    [(0.69, 0.03, "supported"), (0.66, 0.03, "not supported"), (0.69, 0.05, "not supported")],
+)
+def test_the_best_trade_off_is_both_private_and_accurate(accuracy, advantage, verdict):
+    rows = federation("heterofl", (0.7, 0.02), [(0.70, 0.04)]) + federation("fdropout", (0.7, 0.02), [(0.4, 0.025)])
+    rows += federation("mapp-fl", (0.7, 0.02), [(accuracy, advantage)])
+    for lines, findings in (tables.rules(MappResults(rows)), tables.by_large(MappResults(rows))):
+        assert lines and said(findings, "best accuracy-privacy trade-off") == verdict
 
 
 def test_accuracies_by_the_same_examples_are_no_more_certain_for_being_many():

@@ -77,12 +77,12 @@ def test_refusals_name_columns_and_groups_of_the_study():
     assert all(columns.keys() <= BY_KEY.keys() for columns in reasons.values())
 
 
-def test_a_senseless_pair_is_refused_by_the_data_and_another_by_the_tool(tmp_path):
+def test_a_pair_that_is_not_measured_is_refused_by_the_data_and_another_by_the_tool(tmp_path):
     rows = measure(tmp_path, "rows=ppb,priprune", "measures=inversion")
     by = {(row.extra["row"], row.extra["column"]): (row.extra["by"], row.note) for row in rows}
     assert all(row.metric == REFUSED and row.value is None for row in rows)
     said, reason = by["ppb", "strongest"]
-    assert said == "the matrix" and "no client sends an update" in reason
+    assert said == "the matrix" and "clients train without it" in reason
     said, reason = by["priprune", "inversion"]
     assert (said, reason) == (
         "secateur",

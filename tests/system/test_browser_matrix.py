@@ -28,7 +28,7 @@ def test_a_cell_opens_its_rows_and_pictures(page):
 
 def test_a_refused_cell_is_hatched_and_says_why(page):
     cell = page.locator("td.refused").first
-    assert "no client sends an update" in cell.get_attribute("title")
+    assert "clients train without it" in cell.get_attribute("title")
     assert "gradient" in cell.evaluate("node => getComputedStyle(node).backgroundImage")
 
 

@@ -8,12 +8,12 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from operator import sub
 from typing import Any
 
-from secateur.catalogue import split
+from secateur.catalogue import methods, name_of, split
 from secateur.metrics.estimates import Measure, combine, mean
 from secateur.metrics.membership import Estimate
 from secateur.report.summary import Labels, group_by
@@ -22,6 +22,9 @@ from secateur.runs.rows import Row
 CELL, REFUSED = "matrix_cell", "matrix_refused"  # metrics of the rows of a cell
 GROUND = "matrix_ground"  # metric of a row with the settings that all cells of a run share
 NONE = "none"  # the row without a defense
+BASIC, TUNED = "basic", "on the final model"  # fine-tuning without a defense, and the group of fine-tuned rows
+COPY = 60.0  # dB from which a picture counts as a copy
+SHADOWED = "LiRA and RMIA learn from shadow clients of one turn; shadow federations and rmia:gamma=1 were not met"
 SCALE = ("#fff7d6", "#fee391", "#fec44f", "#fe9929", "#bf4a02", "#7a2503")  # light to dark: safe for colour-blind eyes
 INKS = (*["#1c2321"] * 4, "#ffffff", "#ffffff")  # of the text on each colour
 HIDE, INFORMED = "hide from the plain attacker", "strongest"
@@ -43,6 +46,13 @@ class MatrixColumn:
     worst: tuple[float, float] | None = None  # values of the lightest and of the darkest colour
     scale: float = 1.0  # from the stored value to the unit
     digits: int = 3
+    possible: tuple[float, float] = (-math.inf, math.inf)  # possible values
+
+    def clip(self, measured: Estimate) -> Estimate:
+        """Return an estimate whose interval ends where the possible values do."""
+        least, most = self.possible
+        ends = (min(max(end, least), most) for end in (measured.low, measured.high))
+        return Estimate(measured.value, *ends, measured.note)
 
     def format(self, measured: Estimate) -> str:
         """Return a value in the column's unit."""
@@ -63,20 +73,27 @@ class MatrixColumn:
 
 
 AUC, PSNR = (0.5, 0.8), (12.0, 30.0)
+SHARE, COPIED, POSITIVE = (0.0, 1.0), (-math.inf, COPY), (0.0, math.inf)
 COLUMNS = (
-    MatrixColumn("final-rmia", "final model: RMIA", "membership by the final model's answers", "AUC", AUC),
-    MatrixColumn("final-lira", "final model: LiRA", "membership by the final model's answers", "AUC", AUC),
-    MatrixColumn("updates", "updates: members", "membership by a client's last updates", "AUC", AUC),
     MatrixColumn(
-        "inversion", "inversion, plain", "pictures from an update, not knowing of the defense", "dB", PSNR, digits=1
+        "final-rmia", "final model: RMIA", "membership by the final model's answers", "AUC", AUC, possible=SHARE
     ),
     MatrixColumn(
-        "strongest", "inversion, strongest", "the best attacker that knows of the defense", "dB", PSNR, digits=1
+        "final-lira", "final model: LiRA", "membership by the final model's answers", "AUC", AUC, possible=SHARE
     ),
-    MatrixColumn("active", "active server", "pictures by a model that was tampered with", "dB", PSNR, digits=1),
-    MatrixColumn("accuracy", "accuracy", "of the final model on non-members", "%", scale=100, digits=1),
-    MatrixColumn("bytes", "bytes", "of an update, or of a compressed final model", "MB", scale=1e-6, digits=2),
-    MatrixColumn("seconds", "seconds", "of the federation, or of fine-tuning the final model", "s", digits=1),
+    MatrixColumn("updates", "updates: members", "membership by a client's last updates", "AUC", AUC, possible=SHARE),
+    MatrixColumn(
+        "inversion", "inversion, plain", "pictures from an update, not knowing of the defense", "dB", PSNR, 1, 1, COPIED
+    ),
+    MatrixColumn(
+        "strongest", "inversion, strongest", "the best attacker that knows of the defense", "dB", PSNR, 1, 1, COPIED
+    ),
+    MatrixColumn("active", "active server", "pictures by a model that was tampered with", "dB", PSNR, 1, 1, COPIED),
+    MatrixColumn("accuracy", "accuracy", "of the final model on non-members", "%", None, 100, 1, SHARE),
+    MatrixColumn("bytes", "bytes", "of an update, or of a compressed final model", "MB", None, 1e-6, 2, POSITIVE),
+    MatrixColumn(
+        "seconds", "seconds", "of the federation, or of fine-tuning the final model", "s", None, 1, 1, POSITIVE
+    ),
 )
 WORDS = {  # of the common ground
     "Data": "{data}, {members} members and as many non-members, drawn anew for each seed",
@@ -97,6 +114,7 @@ class MatrixCell:
 
     column: MatrixColumn
     rows: Sequence[Row]
+    seeds: int = 0  # of the heat map
 
     @cached_property
     def by_attack(self) -> dict[str | None, Measure]:
@@ -123,7 +141,14 @@ class MatrixCell:
     @cached_property
     def estimate(self) -> Estimate | None:
         """The mean over the seeds with its interval."""
-        return mean(self.measure)
+        average = mean(self.measure)
+        return None if average is None else self.column.clip(average)
+
+    @cached_property
+    def greys(self) -> dict[int, float]:
+        """The PSNR of a grey picture on the pictures of the cell, by seed."""
+        rows = (row for row in self.rows if row.metric == CELL and name_attacker(row) == self.attack)
+        return {row.seed: row.extra["psnr_grey"] for row in rows if "psnr_grey" in row.extra}
 
     @property
     def text(self) -> str:
@@ -132,8 +157,11 @@ class MatrixCell:
 
     @property
     def interval(self) -> str:
-        """The interval in words; a single seed's is that of its examples."""
-        return "" if self.estimate is None else self.column.format_interval(self.estimate)
+        """The interval in words, with the number of seeds if others have more; one seed's is over its examples."""
+        if self.estimate is None:
+            return ""
+        few = f"{len(self.measure)} of {self.seeds} seeds" if len(self.measure) < self.seeds else ""
+        return ", ".join(filter(None, (self.column.format_interval(self.estimate), few)))
 
     @property
     def shade(self) -> int | None:
@@ -149,13 +177,27 @@ class MatrixCell:
     @property
     def marks(self) -> list[str]:
         """The attackers that were not met, or the place of an attack outside the ground."""
-        notes = (row.extra.get(name) for row in self.rows for name in ("unmet", "outside"))
+        notes = [row.extra.get(name) for row in self.rows for name in ("unmet", "outside")]
+        notes += [SHADOWED] if self.lacks_shadows else []
         return list(dict.fromkeys(str(note) for note in notes if note))[:MOST_LINES]
 
     @property
     def unmet(self) -> bool:
         """True if a stronger attacker is known that was not met."""
-        return any(row.extra.get("unmet") for row in self.rows)
+        return self.lacks_shadows or any(row.extra.get("unmet") for row in self.rows)
+
+    @property
+    def outside(self) -> bool:
+        """True if the attack ran outside the federation, which has other pictures or another training."""
+        return any(row.extra.get("outside") for row in self.rows)
+
+    @property
+    def lacks_shadows(self) -> bool:
+        """True if updates of sub-models met no shadow federations."""
+        if self.column.key != "updates" or not self.measure or any("gamma=1" in (x or "") for x in self.by_attack):
+            return False
+        name = str(self.rows[0].extra.get("row"))
+        return name != NONE and name_of(name) in methods("submodel")
 
     def list_rows(self) -> list[tuple[str, str, str]]:
         """Return a line for each attack: its name, its mean, and its values by seed with other scores."""
@@ -163,6 +205,7 @@ class MatrixCell:
         for attack, measure in list(self.by_attack.items())[:MOST_LINES]:
             average = mean(measure)
             assert average is not None
+            average = self.column.clip(average)
             interval = self.column.format_interval(average)
             same = {row.seed: row for row in self.rows if row.metric == CELL and name_attacker(row) == attack}
             seeds = sorted(same)[:MOST_LINES]
@@ -193,6 +236,13 @@ class MatrixRow:
     group: str
     network: str
     cells: dict[str, MatrixCell]
+    greys: Mapping[str, dict[int, float]] = field(default_factory=dict)  # of the row none, by column and seed
+
+    @property
+    def base(self) -> str:
+        """The row that this one is compared with: a defense of fine-tuning with fine-tuning that has none."""
+        defense = next(iter(self.cells.values())).rows[0].defense
+        return BASIC if self.group == TUNED and defense not in (None, NONE, BASIC) else NONE
 
     @property
     def id(self) -> str:
@@ -200,8 +250,17 @@ class MatrixRow:
         return re.sub(r"[^\w]+", "-", f"{self.network}-{self.name}")
 
     def measure(self, column: str) -> Measure:
-        """Return the measurements of a column by seed; empty where there are none."""
-        return self.cells[column].measure if column in self.cells else {}
+        """Return the measurements of a column by seed, to compare rows; empty where there are none.
+
+        Pictures of another row may be other pictures. Their PSNR is moved by the difference of the grey pictures' PSNR.
+        """
+        if column not in self.cells:
+            return {}
+        cell, base = self.cells[column], self.greys.get(column, {})
+        return {
+            seed: _move(measured, base[seed] - cell.greys[seed]) if seed in base and seed in cell.greys else measured
+            for seed, measured in cell.measure.items()
+        }
 
 
 @dataclass(frozen=True)
@@ -226,6 +285,17 @@ class Heatmap:
         """The sentences that hold over the seeds; none for a single seed."""
         return write_sentences(self) if len(self.seeds) > 1 else []
 
+    def find_base(self, row: MatrixRow) -> MatrixRow | None:
+        """Return the row that a row is compared with; None if it was not measured."""
+        return next((other for other in self.rows if other.name == row.base), None)
+
+
+def _move(psnr: Estimate, by: float) -> Estimate:
+    """Return a PSNR moved by some dB; a copy stays one."""
+    if psnr.value >= COPY or not by:
+        return psnr
+    return Estimate(*(min(number + by, COPY) for number in psnr[:3]), psnr.note)
+
 
 def is_cell(row: Row) -> bool:
     """Return True if a row belongs to a cell of the matrix."""
@@ -238,22 +308,25 @@ def build_heatmaps(rows: Iterable[Row]) -> list[Heatmap]:
     maps = []
     for network, same in list(group_by(kept, lambda row: row.model).items())[:MOST_NETWORKS]:
         groups: dict[str, list[MatrixRow]] = {}
+        seeds = len({row.seed for row in same if row.metric == CELL})
+        bare = group_by((row for row in same if row.extra.get("row") == NONE), lambda row: row.extra.get("column"))
+        greys = {key: MatrixCell(BY_KEY[key], some).greys for key, some in bare.items() if key in BY_KEY}
         named = group_by(same, lambda row: (str(row.extra.get("acts_on")), str(row.extra.get("row"))))
         for (group, name), cells in list(named.items())[:MOST_ROWS]:
             by_column = group_by(cells, lambda row: row.extra.get("column"))
-            built = {key: MatrixCell(BY_KEY[key], by_column[key]) for key in BY_KEY if key in by_column}
-            groups.setdefault(group, []).append(MatrixRow(name, group, network, built))
+            built = {key: MatrixCell(BY_KEY[key], by_column[key], seeds) for key in BY_KEY if key in by_column}
+            groups.setdefault(group, []).append(MatrixRow(name, group, network, built, greys))
         maps.append(Heatmap(network, groups))
     return maps
 
 
 def write_sentences(heatmap: Heatmap) -> list[str]:
     """Return sentences about the rows whose intervals over the seeds lie apart from those they are held against."""
-    bare = next((row for row in heatmap.rows if row.name == NONE), None)
-    others = [row for row in heatmap.rows if row is not bare]
+    others = [row for row in heatmap.rows if row.name != NONE]
 
     def compare(row: MatrixRow, column: str) -> Estimate | None:
-        return _less(bare.measure(column), row.measure(column)) if bare else None
+        base = heatmap.find_base(row)
+        return _less(base.measure(column), row.measure(column)) if base else None
 
     def compare_attackers(row: MatrixRow, column: str) -> Estimate | None:
         return _less(row.measure("strongest"), row.measure("inversion"))
@@ -264,7 +337,8 @@ def write_sentences(heatmap: Heatmap) -> list[str]:
         return next((_less(measure, known.get(plain, {})) for measure, plain, kind in pairs if kind), None)
 
     def negate(row: MatrixRow, column: str) -> Estimate | None:
-        return _less(row.measure(column), bare.measure(column)) if bare else None
+        base = heatmap.find_base(row)
+        return _less(row.measure(column), base.measure(column)) if base else None
 
     seen = [row for row in others if _apart(compare(row, "inversion")) and _apart(compare_attackers(row, ""))]
     lost = [row for row in seen if not _apart(compare(row, "strongest"))]
@@ -293,6 +367,7 @@ def _say(
     for row in rows:
         if (by := change(row, key)) is not None and _apart(by):
             size = [f"{column.format(by)} {column.unit}", column.format_interval(by)]
+            size += [] if row.base == NONE else [f"beside {row.base}"]
             texts.append(f"{row.name} (by {', '.join(filter(None, size))})")
     return [f"These {words}: {', '.join(texts)}."] if texts else []
 

@@ -6,8 +6,9 @@ Figs. 3 and 4). Two are not in the paper: stronger attackers, and further defens
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
+from functools import wraps
 from itertools import pairwise
 from operator import sub
 from typing import Any, ClassVar, Literal, NamedTuple
@@ -17,12 +18,14 @@ from secateur.metrics.estimates import SMALLEST, Measure, average_on_same, combi
 from secateur.metrics.membership import Estimate
 from secateur.report.summary import estimate
 from secateur.runs.rows import Row
+from secateur.studies import read_data
 from secateur.studies.results import Results
 from secateur.studies.table import Cases, Cells, TableLine, Tabulated, find_printed, negate
 
 MIXED = "mixed"  # the batches in which examples are scored
 INDEPENDENT = ":coupling=independent"
 FIXED_OVER_DRAWN = {"heterofl-r": "osr", "mapp-fl-r": "gsr", "ufr": "fdropout"}  # rules with fixed channel sets
+YEOM_ONLY = "met Yeom only; LiRA and RMIA with shadow federations are stronger"
 QUERIES = "How the attacker asks: Yeom's advantage on the average client and server, over all federations here"
 
 
@@ -127,10 +130,12 @@ class MappResults(Results[MappFederation]):
         by_seed = self.clients(federation, metric.name, metric.query, federation.alone or metric.of == "small")
         return {seed: average_on_same(list(clients.values())) for seed, clients in by_seed.items()}
 
-    def points(self, federation: MappFederation) -> list[tuple[int, float]]:
-        """Return (dataset size, advantage) of every client of every seed."""
-        rows = self.rows_of(federation, "advantage", YEOM, scope="client")
-        return [(row.extra["data_size"], row.value or 0.0) for row in rows]
+    def points(self, federation: MappFederation) -> dict[int, list[tuple[int, float]]]:
+        """Return (dataset size, advantage) of every client, by seed."""
+        points: dict[int, list[tuple[int, float]]] = {}
+        for row in self.rows_of(federation, "advantage", YEOM, scope="client"):
+            points.setdefault(row.seed, []).append((row.extra["data_size"], row.value or 0.0))
+        return points
 
     def less(
         self, one: MappFederation | None, other: MappFederation | None, metric: Any, than: Any = None
@@ -143,6 +148,28 @@ class MappResults(Results[MappFederation]):
         return combine(sub, self.value(one, chosen), self.value(other, than or chosen))
 
 
+def mark_unmet(tabulate: Callable[[MappResults], Tabulated]) -> Callable[[MappResults], Tabulated]:
+    """Return a table's function that marks lines of exposure where only Yeom's attack was met."""
+
+    @wraps(tabulate)
+    def tabulate_marked(results: MappResults) -> Tabulated:
+        lines, findings = tabulate(results)
+        if {name_of(query.attack) for query in results.attacks} == {YEOM.attack}:
+            lines = [_mark_exposed(line) for line in lines]
+        return lines, findings
+
+    return tabulate_marked
+
+
+def _mark_exposed(line: TableLine) -> TableLine:
+    """Return a line with the mark, if it has a measure of an attack."""
+    measured = {name for name, cell in line.cells.items() if isinstance(cell, Estimate)}
+    if YEOM_ONLY in line.mark or all(name.endswith("accuracy") for name in measured):
+        return line
+    return replace(line, mark="; ".join(filter(None, (line.mark, YEOM_ONLY))))
+
+
+@mark_unmet
 def rules(results: MappResults) -> Tabulated:
     """Return Table 5 and Fig. 4: every channel rule with two large clients."""
     lines = [_rule_line(results, federation, "table_5") for federation in results.keys]
@@ -154,13 +181,29 @@ def rules(results: MappResults) -> Tabulated:
         if name not in ("none", "local")
     }
     findings = [
-        *results.judge("rules"),
+        *results.judge("rules", trade_off=trade_off(results, "rules")),
         *results.judge("all_rules", fixed=fixed, served=served),
         *results.judge("baselines"),
     ]
     return lines, [finding for finding in findings if finding.measured != "not measured here"]
 
 
+def trade_off(results: MappResults, table: str) -> Cases:
+    """Return the cases of the best trade-off: as private as FDropout, and as accurate as HeteroFL.
+
+    The paper gives no measure of it, but these words (Section 5.3). Each difference is moved by the bound of its own
+    claim, and a case has the lower ends of the two: it lies above 0 only if both do, and below 0 if one does.
+    """
+    claims = read_data(results.paper, "claims")[table]
+    moved: dict[str, list[list[float]]] = {}
+    for claim in (claims[name] for name in ("as_private", "as_accurate")):
+        for case, less in results.compare(claim, {}).items():
+            if less is not None:
+                moved.setdefault(case, []).append([number - claim["bound"] for number in less[:3]])
+    return {case: Estimate(*map(min, *both)) for case, both in moved.items() if len(both) == 2}
+
+
+@mark_unmet
 def rules_and_clients(results: MappResults) -> Tabulated:
     """Return Table 5 as `rules` does, and Table 2 of the rules that it shows."""
     shown = ("none", "local", "mapp-fl")
@@ -172,6 +215,7 @@ def rules_and_clients(results: MappResults) -> Tabulated:
     return [*lines, *clients], [*findings, *others]
 
 
+@mark_unmet
 def by_client(results: MappResults) -> Tabulated:
     """Return Table 2: client by client, two of them large."""
     lines = []
@@ -199,6 +243,7 @@ def by_client(results: MappResults) -> Tabulated:
     return lines, [*results.judge("every_client", gains=gains), *results.judge("clients")]
 
 
+@mark_unmet
 def by_large(results: MappResults) -> Tabulated:
     """Return Table 4 and Fig. 3: FDropout, HeteroFL and MaPP-FL by the number of large clients.
 
@@ -213,9 +258,11 @@ def by_large(results: MappResults) -> Tabulated:
     small, hetero = (results.one(submodels=name, large=0, uncovered="zero") for name in ("mapp-fl", "heterofl"))
     worse = {"average client": results.less(small, small, ACCURACY, SERVER)}
     as_good = {"average client": results.less(hetero, hetero, SERVER, ACCURACY)}
-    return lines, [*results.judge("large"), *results.judge("no_large", worse=worse, as_good=as_good)]
+    large = results.judge("large", trade_off=trade_off(results, "large"))
+    return lines, [*large, *results.judge("no_large", worse=worse, as_good=as_good)]
 
 
+@mark_unmet
 def couple_channels(results: MappResults) -> Tabulated:
     """Return Table 6: channels drawn layer by layer, or inputs and outputs independently."""
     lines, cases = [], Cases()
@@ -230,16 +277,25 @@ def couple_channels(results: MappResults) -> Tabulated:
     return lines, results.judge("couplings", coupled=cases)
 
 
+@mark_unmet
 def correlations(results: MappResults) -> Tabulated:
-    """Return Table 3: Pearson's r of log10 dataset size and advantage by network."""
+    """Return Table 3: Pearson's r of log10 dataset size and advantage by network, of FedAvg's clients.
+
+    Clients of one repeat share a model, so r is taken within a repeat, with Student's interval over repeats; of one
+    repeat it is Fisher's over its clients. The paper's r is over the clients of all repeats, as is p.
+    """
     lines, cases = [], Cases()
     for federation in results.keys:
-        result = exposure_correlation(results.points(federation), results.smallest)
-        cells: Cells = {"r": "too few clients", "p": "", "clients": "", "excluded": ""}
-        if result is not None:
-            cells = {"r": result.r, "p": f"{result.p:.2g}"}
-            cells |= {"clients": str(result.clients), "excluded": str(result.excluded)}
-        cases[federation.model] = None if result is None else negate(result.r)
+        points = results.points(federation)
+        known = {seed: exposure_correlation(clients, results.smallest) for seed, clients in points.items()}
+        r = mean({seed: one.r for seed, one in known.items() if one is not None})
+        together = exposure_correlation([pair for clients in points.values() for pair in clients], results.smallest)
+        cells: Cells = {"r": "too few clients", "r over all clients": "", "p": "", "clients": "", "excluded": ""}
+        if r is not None and together is not None:
+            r = Estimate(r.value, max(r.low, -1.0), min(r.high, 1.0), r.note)
+            cells = {"r": r, "r over all clients": together.r, "p": f"{together.p:.2g}"}
+            cells |= {"clients": str(together.clients), "excluded": str(together.excluded)}
+        cases[federation.model] = None if r is None else negate(r)
         paper = find_printed("mapp", "table_3", results.rows[0].dataset, federation.model)
         parameters = find_printed("mapp", "parameters", federation.model) or ""
         labels = {"network": federation.model, "parameters": parameters}
@@ -247,6 +303,7 @@ def correlations(results: MappResults) -> Tabulated:
     return lines, results.judge("correlations", negative=cases)
 
 
+@mark_unmet
 def complexity(results: MappResults) -> Tabulated:
     """Return Fig. 1: correlation of dataset size and advantage, and the average accuracy and advantage, by network."""
     lines, findings = correlations(results)
@@ -302,6 +359,7 @@ def attackers(results: MappResults) -> Tabulated:
     return lines, results.judge("attackers", **cases)
 
 
+@mark_unmet
 def add_defenses(results: MappResults) -> Tabulated:
     """Return a table of sub-models with pruned uploads and with withheld weights (not in the paper)."""
     lines = [

@@ -19,7 +19,7 @@ What an attacker sees is the same in every row of a column:
 
 Some defenses are refused by `secateur federate`: adgp, ats, precode. Their inversions are run by `secateur invert` on a
 first round, and they are trained by collaborative SGD on the same shares and batches; such cells are marked. Pairs
-without a meaning are in refusals.json. A pair that the tool refuses shows the tool's own sentence.
+that are not measured are in refusals.json. A pair that the tool refuses shows the tool's own sentence.
 """
 
 from __future__ import annotations

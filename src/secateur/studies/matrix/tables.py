@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from secateur.metrics.membership import Estimate
-from secateur.report.matrix import COLUMNS, MatrixCell, build_heatmaps
+from secateur.report.matrix import COLUMNS, MatrixCell, MatrixRow, build_heatmaps
 from secateur.runs.rows import Row
 from secateur.studies.table import Cells, TableLine, Tabulated
 
-UNMET = "a stronger attacker is known and was not met"
+UNMET, OUTSIDE, FEW = "a stronger attacker is known and was not met", "outside the federation", "fewer seeds"
 
 
 def matrix(rows: Sequence[Row]) -> Tabulated:
@@ -18,11 +18,20 @@ def matrix(rows: Sequence[Row]) -> Tabulated:
     for heatmap in build_heatmaps(rows):
         for row in heatmap.rows:
             cells: Cells = {x.title: _cell(row.cells[x.key]) for x in COLUMNS if x.key in row.cells}
-            mark = UNMET if any(cell.unmet for cell in row.cells.values()) else ""
-            lines.append(TableLine({"defense": row.name}, cells, mark=mark, part=heatmap.network))
+            lines.append(TableLine({"defense": row.name}, cells, mark=_mark(row), part=heatmap.network))
         title = f"What the intervals allow to say of {heatmap.network}"
         lines += [TableLine({"sentence": sentence}, {}, part=title) for sentence in heatmap.sentences]
     return lines, []
+
+
+def _mark(row: MatrixRow) -> str:
+    """Return the columns in which a stronger attacker was not met, the ground is another, or seeds are missing."""
+    chosen = {
+        UNMET: [key for key, cell in row.cells.items() if cell.measure and cell.unmet],
+        OUTSIDE: [key for key, cell in row.cells.items() if cell.measure and cell.outside],
+        FEW: [f"{key} ({len(x.measure)} of {x.seeds})" for key, x in row.cells.items() if 0 < len(x.measure) < x.seeds],
+    }
+    return "; ".join(f"{text}: {', '.join(keys)}" for text, keys in chosen.items() if keys)
 
 
 def _cell(cell: MatrixCell) -> Estimate | str:
