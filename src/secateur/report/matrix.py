@@ -51,8 +51,8 @@ class MatrixColumn:
     def clip(self, measured: Estimate) -> Estimate:
         """Return an estimate whose interval ends where the possible values do."""
         least, most = self.possible
-        ends = (min(max(end, least), most) for end in (measured.low, measured.high))
-        return Estimate(measured.value, *ends, measured.note)
+        low, high = (min(max(end, least), most) for end in (measured.low, measured.high))
+        return Estimate(measured.value, low, high, measured.note)
 
     def format(self, measured: Estimate) -> str:
         """Return a value in the column's unit."""
@@ -294,7 +294,8 @@ def _move(psnr: Estimate, by: float) -> Estimate:
     """Return a PSNR moved by some dB; a copy stays one."""
     if psnr.value >= COPY or not by:
         return psnr
-    return Estimate(*(min(number + by, COPY) for number in psnr[:3]), psnr.note)
+    value, low, high = (min(number + by, COPY) for number in psnr[:3])
+    return Estimate(value, low, high, psnr.note)
 
 
 def is_cell(row: Row) -> bool:
