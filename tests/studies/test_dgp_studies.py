@@ -1,6 +1,7 @@
 """Studies of dgp: a table follows from its rows by hand; tiny ones run from the command line to their tables."""
 
 import json
+from dataclasses import replace
 
 import pytest
 import torch
@@ -15,7 +16,7 @@ from secateur.studies.dgp import OPTIONAL, PARTS, cost, extensions, merge_steps,
 from secateur.studies.dgp.extensions import broadcast_lines, guess_label, judge_broadcast
 from secateur.studies.dgp.steps import Step, attack_texts
 from secateur.studies.dgp.tables import AttackKey, DgpResults
-from secateur.studies.study import read_scales, scale_of, select_steps
+from secateur.studies.study import STRONGEST, read_scales, scale_of, select_steps
 from secateur.studies.table import find_printed
 
 NARROW = 0.001
@@ -110,6 +111,90 @@ def test_one_seed_is_compared_picture_by_picture():
     assert found.less(dgp, bare, "cw_ssim").value == 0.0  # no pictures of these: by their means
 
 
+def strongest(study, rows):
+    """The findings of a study's table that ask of the strongest attackers, by key, and all of its findings."""
+    _, findings = catalogue.find("study", study).make().tabulate(DgpResults(rows))
+    return {found.key.removesuffix(STRONGEST): found for found in findings if found.key.endswith(STRONGEST)}, findings
+
+
+def test_the_strongest_attacker_is_picked_by_each_measure_of_hiding():
+    rows = attacked("ig", "none", 0.0, 0.9) + attacked("ig", "dgp", 0.5, 0.2)
+    rows += attacked("ig", "dgp", 0.2, 0.3, "support") + attacked("ig", "dgp", 0.4, 0.6, "reapply")
+    rows += attacked("ig", "dgp", 0.6, 0.1, "layer")
+    plain = DgpResults(rows)
+    informed = plain.under_strongest()
+    bare, dgp = informed.clients
+    assert informed.pick_attacker(dgp, "lpips").adaptive == "support"  # .2: the lowest LPIPS
+    assert informed.pick_attacker(dgp, "cw_ssim").adaptive == "reapply"  # .6: the highest CW-SSIM
+    assert informed.pick_attacker(bare, "lpips") == bare == plain.pick_attacker(bare, "lpips")
+    assert plain.pick_attacker(dgp, "cw_ssim") == dgp
+    assert informed.best_adaptive(dgp).adaptive == "reapply"
+    assert [case.value for case in plain.differences(dgp, bare)] == pytest.approx([0.5, 0.7])
+    assert [case.value for case in informed.differences(dgp, bare)] == pytest.approx([0.2, 0.3])
+    assert DgpResults(attacked("ig", "none", 0.0, 0.9) + attacked("ig", "dgp", 0.5, 0.2)).under_strongest() is None
+
+
+def test_what_met_no_attacker_who_knows_of_it_has_no_strongest():
+    rows = attacked("ig", "none", 0.0, 0.9) + attacked("ig", "noise", 0.5, 0.2) + attacked("ig", "top-k", 0.2, 0.6)
+    rows += attacked("ig", "dgp", 0.5, 0.2) + attacked("ig", "dgp", 0.3, 0.5, "support")
+    found = DgpResults(rows).under_strongest()
+    bare, noise, top_k, dgp = found.clients
+    assert found.pick_attacker(top_k, "cw_ssim") is None and found.less(top_k, bare, "cw_ssim") is None
+    assert found.pick_attacker(noise, "cw_ssim") == noise  # nobody knows better
+    assert found.contrast(dgp, bare, case="ig")["ig"].value == pytest.approx(0.3)
+    asked, findings = strongest("dgp-table1", rows)
+    assert asked["recovery.passive"].measured == "not measured here"
+    assert next(x for x in findings if x.key == "recovery.passive").verdict == "supported"
+
+
+def test_claims_to_hide_are_asked_again_of_the_strongest():
+    rows = attacked("ig", "none", 0.0, 0.9) + attacked("ig", "dgp", 0.5, 0.2) + attacked("ig", "soteria", 0.5, 0.2)
+    rows += attacked("ig", "dgp", 0.2, 0.6, "support") + attacked("ig", "soteria", 0.01, 0.89, "layer")
+    asked, findings = strongest("dgp-table1", rows)
+    assert asked.keys() >= {f"recovery.{name}" for name in ("dgp", "rob", "unrecognisable", "passive", "r_gap")}
+    assert asked["recovery.dgp"].verdict == "supported" and "0.200" in asked["recovery.dgp"].measured
+    assert asked["recovery.unrecognisable"].verdict == "not supported"  # .01 of LPIPS
+    (plain,) = (found for found in findings if found.key == "recovery.unrecognisable")
+    assert plain.verdict == "supported" and asked["recovery.unrecognisable"].claim.endswith(plain.claim)
+    assert not {"recovery.open", "adaptive.hides"} & asked.keys()  # no claim that something is hidden
+
+
+def test_steps_of_the_strongest_lead_over_settings_that_met_none():
+    ratios = {(0.05, 0.75): (0.3, 0.6), (0.1, 0.7): (0.29, None), (0.2, 0.6): (0.28, 0.45)}
+    rows = []
+    for (k1, k2), (plain, informed) in ratios.items():
+        rows += attacked("ig", f"dgp:k1={k1}:k2={k2}", 0.9 - plain, plain)
+        rows += attacked("ig", f"dgp:k1={k1}:k2={k2}", 0.9 - informed, informed, "support") if informed else []
+    asked, _ = strongest("dgp-table2", rows)
+    assert asked["table2.ratio"].measured == "0.0667 to 0.333: 0.150 [0.149, 0.151]"
+    assert asked["table2.ratio"].verdict == "supported"
+
+
+def test_labels_are_counted_under_the_strongest_too():
+    rows = [x for x in attacked("ggl", "dgp", 0.5, 0.2) if x.metric != "label_accuracy"]
+    rows.append(replace(rows[0], metric="label_accuracy", value=0.1, low=0.1, high=0.1))
+    asked, findings = strongest("dgp-fig5", rows + attacked("ggl", "dgp", 0.5, 0.2, "support"))
+    assert next(x for x in findings if x.key == "labels.right").verdict == "supported"  # .1
+    assert asked["labels.right"].verdict == "not supported"  # 1.0
+
+
+def test_figure_2_asks_of_updates_whose_labels_are_inferred():
+    rows = attacked("ig", "top-k", 0.1, 0.5) + attacked("ig", "dgp", 0.4, 0.2)
+    rows += attacked("ig", "top-k", 0.1, 0.5, labels="oracle") + attacked("ig", "dgp", 0.4, 0.2, labels="oracle")
+    rows += attacked("ig", "top-k", 0.1, 0.5, "support") + attacked("ig", "dgp", 0.1, 0.5, "support")
+    asked, findings = strongest("dgp-fig2", rows)
+    assert findings[0].measured.startswith("ig: 0.300") and findings[0].verdict == "supported"
+    assert asked["fig2.hidden"].measured.startswith("ig: 0.000") and asked["fig2.hidden"].verdict != "supported"
+
+
+def test_a_claim_against_the_strongest_stands_in_the_table_of_reproduce(tmp_path, capsys):
+    small = ["--set", "steps=ig", "--set", "defenses=none,dgp", "--set", "targets=1", "--set", "iterations=2"]
+    out = ["--set", "examples=80", "--scale", "tiny", "--out", str(tmp_path / "fig2")]
+    assert main(["reproduce", "dgp-table1", *small, *out]) == 0
+    table = (tmp_path / "fig2" / "table.md").read_text()
+    assert "ours, from the strongest attacker met: DGP protects under every attack" in table
+
+
 def test_ats_is_compared_with_both_pictures():
     rows = attacked("ig", "ats", 0.001, 0.98, against="used") + attacked("ig", "ats", 0.11, 0.57, against="raw")
     lines, _ = tables.fig3(DgpResults(rows))
@@ -120,7 +205,10 @@ def test_ats_is_compared_with_both_pictures():
 def test_without_lpips_the_claims_are_held_by_cw_ssim_alone():
     rows = attacked("ig", "none", 0.0, 0.9) + attacked("ig", "dgp", 0.0, 0.3)
     _, findings = tables.fig3(DgpResults([x for x in rows if x.metric != "lpips"]))
-    assert said(findings, "DGP protects under every attack") == "supported"
+    claim = "DGP protects under every attack: CW-SSIM (LPIPS not measured) at least 0.1"
+    assert said(findings, claim) == "supported"
+    _, findings = tables.fig3(DgpResults(rows))
+    assert said(findings, "DGP protects under every attack: LPIPS and CW-SSIM at least 0.1") == "not supported"
 
 
 def test_lpips_and_cw_ssim_of_the_same_pictures_are_one_case():
@@ -196,15 +284,17 @@ def test_seeds_are_gathered_and_clients_told_apart():
 
 
 def test_bytes_beside_the_papers():
-    rows = []
-    for model, sizes in {"resnet18": {"dgp": 0.61, "adgp": 0.33}, "cnn6": {"dgp": 0.62, "adgp": 0.3}}.items():
+    rows, pruned = [], {"top-k": 0.61, "outpost": 0.615}
+    for model, sizes in {"resnet18": {"dgp": 0.61, "adgp": 0.33, **pruned}, "cnn6": {"dgp": 0.62, "adgp": 0.3}}.items():
         for defense, ratio in sizes.items():
             values = {"bytes": ratio * 2**20, "ratio": ratio, "paper_ratio": 0.6125}
             rows += [row(metric, value, defense, model, study="cost") for metric, value in values.items()]
     lines, findings = cost.table3(DgpResults(rows))
-    assert [line.paper for line in lines] == ["52.216 MB", "27.174 MB", "0.721 MB", "0.375 MB"]
+    assert [line.paper for line in lines] == ["52.216 MB", "27.174 MB", "52.216 MB", "", "0.721 MB", "0.375 MB"]
     assert lines[0].cells["MB"].value == pytest.approx(0.61)
-    assert said(findings, "on ResNet18") == "not supported"  # .33 is above .3215
+    assert said(findings, "encoded", "dgp 0.6125, adgp 0.3188") == "not supported"  # .33 is above 27.174 / 85.251
+    assert said(findings, "counted as the paper counts") == "not supported"  # nor is .6125 ADGP's share
+    assert said(findings, "Outpost sends as much") == "supported"  # .615 against .61
     assert said(findings, "ADGP sends less") == "supported"
     seconds = [row("defense_seconds", x, d, study="cost") for d, x in {"soteria": 9.0, "dgp": 0.5}.items()]
     seconds += [row("user_seconds", 12.0, "soteria", study="cost")]

@@ -187,15 +187,24 @@ def attack_updates(setting: DgpSetting) -> None:
 def attack_texts(attack: str, defense: str, scale: Scale, adaptive: Sequence[str] = ADAPTIVE) -> Iterator[str]:
     """Yield the plain attack, then one adaptive attack per mode in `adaptive` that the defense is weak against."""
     name = NAMES.get(attack, attack)
-    entry = find("inversion", name)
-    defaults, adapts = entry.defaults, entry.info.get("adapts", ADAPTIVE)
+    defaults = find("inversion", name).defaults
     sizes = {"iterations": scale.rounds if attack == "ggl" else scale.iterations, "population": scale.population}
     text = ":".join([name, *(f"{key}={value}" for key, value in sizes.items() if key in defaults)])
     yield text
-    if "adaptive" in defaults:
-        weak = [mode for part in defense_of_updates(defense).parts for mode in part.method.info.get("adaptive", ())]
-        known = [mode for mode in dict.fromkeys(weak) if mode in adapts and mode in adaptive]
-        yield from (f"{text}:{settings_of_mode(mode)}" for mode in known)
+    yield from (f"{text}:{settings_of_mode(mode)}" for mode in weak_modes(attack, defense) if mode in adaptive)
+
+
+def weak_modes(attack: str, defense: str) -> list[str]:
+    """Return the modes of an attack that a defense is known to be weak against.
+
+    Example:
+        >>> weak_modes("gi", "dgp+error-feedback"), weak_modes("rob", "dgp"), weak_modes("rob", "soteria")
+        (['support', 'reapply', 'support+follows'], ['support'], [])
+    """
+    entry = find("inversion", NAMES.get(attack, attack))
+    adapts = entry.info.get("adapts", ADAPTIVE) if "adaptive" in entry.defaults else ()
+    weak = [mode for part in defense_of_updates(defense).parts for mode in part.method.info.get("adaptive", ())]
+    return [mode for mode in dict.fromkeys(weak) if mode in adapts]
 
 
 @dataclass(frozen=True)

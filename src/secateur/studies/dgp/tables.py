@@ -22,11 +22,12 @@ from secateur.metrics.estimates import combine, mean_of
 from secateur.metrics.membership import Estimate
 from secateur.report.summary import group_by
 from secateur.runs.rows import Row
-from secateur.studies.dgp.steps import NAMES
+from secateur.studies.dgp.steps import NAMES, weak_modes
 from secateur.studies.results import Results
 from secateur.studies.table import Cases, Cells, Finding, TableLine, Tabulated, curve, find_printed
 
-PAIRED = ("lpips", "cw_ssim")
+MEASURES = {"lpips": "LPIPS", "cw_ssim": "CW-SSIM"}  # of hiding, from the same pictures
+PAIRED = tuple(MEASURES)
 ACCURACY = "test_accuracy"
 Picture = tuple[int, int, int]  # seed, target, item
 PAPERS_NAMES = {name: paper for paper, name in NAMES.items()}
@@ -146,6 +147,20 @@ class DgpResults(Results[AttackKey]):
         """Return how much less is seen of one client than of another: how far LPIPS is higher, and CW-SSIM lower."""
         return [self.less(one, other, "lpips"), self.less(other, one, "cw_ssim")]
 
+    def judge(
+        self, table: str, words: Mapping[str, str] | None = None, /, **cases: Mapping[str, Estimate | None]
+    ) -> list[Finding]:
+        """Judge all claims of a table; they name the measures of hiding that were measured."""
+        return super().judge(table, {"measures": self.measures} | dict(words or {}), **cases)
+
+    @cached_property
+    def measures(self) -> str:
+        """The measures of hiding that claims are judged by, and those that were not measured."""
+        metrics = {metric for cell in self.cells.values() for metric, _ in cell}
+        known = [name for metric, name in MEASURES.items() if metric in metrics] or [*MEASURES.values()]
+        missing = [name for name in MEASURES.values() if name not in known]
+        return " and ".join(known) + (f" ({' and '.join(missing)} not measured)" if missing else "")
+
     def compare(self, claim: Mapping[str, Any], words: Mapping[str, str]) -> Cases:
         """Return the cases of a claim, which may be `of` trainings or costs instead of attackers."""
         return self.trainings(claim["of"]).compare(claim, words) if "of" in claim else super().compare(claim, words)
@@ -169,14 +184,22 @@ class DgpResults(Results[AttackKey]):
         Its own outcome picks it: a real attacker cannot know which of several ways sees most.
         """
         attackers = [key for key in self.cells if key.client == client and key.adaptive != "none"]
-        return max(attackers, key=lambda key: self._recovered(key, "cw_ssim"), default=None)
+        return max(attackers, key=lambda key: self._score_recovery(key, "cw_ssim"), default=None)
 
-    def strongest(self, client: AttackKey, metric: str) -> AttackKey:
-        """Return the attacker on a client, plain or adaptive, that recovers most by this metric."""
+    def pick_attacker(self, client: AttackKey, metric: str) -> AttackKey | None:
+        """Return the attacker whose result on a client counts: the plain one, or the strongest by this metric.
+
+        None if the strongest is asked for, and of the attackers that the defense is known to be weak against it met
+        none.
+        """
+        if not self.informed:
+            return client
         attackers = [key for key in self.cells if key.client == client.client]
-        return max(attackers, key=lambda key: self._recovered(key, metric), default=client)
+        if attackers == [client] and weak_modes(client.attack, client.defense):
+            return None
+        return max(attackers, key=lambda key: self._score_recovery(key, metric), default=client)
 
-    def _recovered(self, key: AttackKey, metric: str) -> float:
+    def _score_recovery(self, key: AttackKey, metric: str) -> float:
         """Return the mean of a metric, turned so that more is recovered where it is higher."""
         mean = self.mean(key, metric)
         return -math.inf if mean is None else -mean.value if metric.startswith("lpips") else mean.value
@@ -197,10 +220,9 @@ class DgpResults(Results[AttackKey]):
         With one seed the attackers are compared target by target, with several seed by seed. A target counts once, by
         the mean over its pictures: pictures of one update are not independent.
         """
+        one, other = (None if key is None else self.pick_attacker(key, metric) for key in (one, other))
         if one is None or other is None:
             return None
-        if self.informed:
-            one, other = self.strongest(one, metric), self.strongest(other, metric)
         first, second = (self._pictures.get((key, metric), {}) for key in (one, other))
         shared = [key for key in first if key in second and math.isfinite(first[key] - second[key])]
         targets = group_by(shared, lambda key: key[1])
@@ -315,7 +337,9 @@ def gallery(results: DgpResults) -> Tabulated:
     findings = results.judge("gallery", best=cases)
     if any(client.attack == "ggl" for client in results.clients):  # the second reason of Section 4.1
         right = {
-            results.title(client): combine(lambda share: 0.5 - share, results.of(client, "label_accuracy"))
+            results.title(client): combine(
+                lambda share: 0.5 - share, results.of(results.pick_attacker(client, "label_accuracy"), "label_accuracy")
+            )
             for client in results.select(defense="dgp")
         }
         findings += results.judge("labels", right=right)
@@ -406,6 +430,8 @@ def _steps_up(
 ) -> Cases:
     """Return how much more each setting of DGP hides than the one before it, from an attacker who may know of it."""
     clients = results.select(attack=attack, defense="dgp", stage="untrained")
+    if informed or results.informed:  # a step leads over settings that met no attacker who knows of them
+        clients = (client for client in clients if results.best_adaptive(client) is not None)
     ranks = sorted(((order(shares(client.defense)), client) for client in clients), key=lambda pair: pair[0])
     cases: Cases = {}
     for (low, one), (high, two) in pairwise(ranks):

@@ -107,7 +107,8 @@ def fig1(results: DgpResults) -> Tabulated:
         cells |= {"epsilon": _epsilon(measures, "reached"), "Theorem 1 prints": _theorem_1(measures)}
         lines.append(TableLine({"defense": defense}, cells))
     every = _by_target(targets)
-    larger = {name: _larger(line, lines) for line in lines if base(name := line.labels["defense"]) == "dgp"}
+    pruned = [] if results.informed else [line for line in lines if base(line.labels["defense"]) == "dgp"]
+    larger = {line.labels["defense"]: _larger(line, lines) for line in pruned}  # of the plain attacker alone
     return lines, [
         *results.judge("fig1", correlation=_correlations(every)),
         *(finding for name, form in FORMS.items() for finding in _judge_form(results, every, name, form)),
