@@ -178,24 +178,31 @@ def describe_attackers(rows: list[Row]) -> str:
 
 
 def _describe_inversion(rows: list[Row]) -> str:
-    met: dict[str, set[str]] = {}
+    met: dict[tuple[str, str], set[str]] = {}  # by base pruning and defense
     for row in rows:
         if row.attack:
-            met.setdefault(names_of(row.defense or "none"), set()).add(row.attack)
+            key = str(row.extra.get("base_pruning", "")), names_of(row.defense or "none")
+            met.setdefault(key, set()).add(row.attack)
     attacks = set().union(*met.values())
     modes = {Strength(attack, 0, frozenset(), True).mode for attack in attacks} - {PLAIN}
     names = ", ".join(sorted({name_of(attack) for attack in attacks}))
     text = f"{names}: " + ", ".join(["plain", *sorted(modes)])
-    unmet = [f"{defense} {lack}" for defense in sorted(met) if (lack := _name_unmet(defense, met[defense]))]
+    lacking: dict[tuple[str, str], list[str]] = {}  # defenses by base pruning and the attackers that they did not meet
+    for base, defense in sorted(met):
+        if lack := _name_unmet(defense, met[base, defense], base):
+            lacking.setdefault((name_of(base), lack), []).append(defense)
+    unmet = [
+        f"{', '.join(defenses)}{f' on {base}' if base else ''} {lack}" for (base, lack), defenses in lacking.items()
+    ]
     return text + (f"; **{'; '.join(unmet)}**" if unmet else "")
 
 
-def _name_unmet(defense: str, attacks: set[str]) -> str:
-    """Return the adaptive attackers that a defense did not meet, of the modes that these attacks have."""
-    modes = set(list_modes(defense))
+def _name_unmet(defense: str, attacks: set[str], base: str) -> str:
+    """Return the adaptive attackers that a defense on a base pruning did not meet, of the modes that these can have."""
+    modes = set(list_modes(defense, base))
     entries = [entry for attack in attacks if (entry := methods("inversion").get(name_of(attack)))]
     able = {mode for entry in entries for mode in entry.info.get("adapts", modes)}
-    return name_unmet(defense, attacks | {f"other:{settings_of_mode(mode)}" for mode in modes - able})
+    return name_unmet(defense, attacks | {f"other:{settings_of_mode(mode)}" for mode in modes - able}, base)
 
 
 # The page -------------------------------------------------------------------------------------------------------

@@ -13,6 +13,7 @@ from statistics import mean, stdev
 
 from scipy.stats import t
 
+from secateur.evaluation.attack_strength import name_unmet
 from secateur.runs.archive import read_archive
 from secateur.runs.rows import Row
 
@@ -23,6 +24,7 @@ ATTACKERS = {
     "sgi:adaptive=support": "support",
     "sgi:adaptive=support:follows=true": "both",
 }
+NOT_MET = "known attacker, not met"
 Course = Mapping[tuple[int, int], float]  # by seed and round
 Key = tuple[str, str, str | None, str]  # base pruning, defense, attacker, metric
 
@@ -56,9 +58,14 @@ def show(value: float, half: float, digits: int = 3) -> str:
 
 def make_table(path: Path = ROWS) -> str:
     """Return one line a federation: accuracy, leakage by attacker, and paired differences."""
-    values = collect(read_archive(path).rows)
+    rows = read_archive(path).rows
+    values = collect(rows)
+    attacks: dict[tuple[str, str], set[str]] = defaultdict(set)
+    for row in rows:
+        if row.attack:
+            attacks[str(row.pruner), str(row.defense).partition(":acc")[0]].add(row.attack)
     heads = [f"AMI: {name}" for name in ATTACKERS.values()] + [f"recognisable, %: {name}" for name in ("SGI", "both")]
-    titles = ["base", "defense", "accuracy, %", "withheld, %", *heads, "AMI above no defense, both"]
+    titles = ["base", "defense", "accuracy, %", "withheld, %", *heads, "AMI above no defense, both", NOT_MET]
     lines = [f"| {' | '.join(titles)} |", "|" + "---|" * len(titles)]
     for base, defense in dict.fromkeys(key[:2] for key in values):
         accuracy, half = over_seeds(values[base, defense, None, "test_accuracy"], last=True)
@@ -71,7 +78,9 @@ def make_table(path: Path = ROWS) -> str:
             line.append(show(100 * share, 100 * half, 0))
         both, plain = values[base, defense, "both", "ami_256"], values[base, "none", "both", "ami_256"]
         paired = {key: value - plain[key] for key, value in both.items()}
-        lines.append("| " + " | ".join([*line, show(*over_seeds(paired)) if defense != "none" else ""]) + " |")
+        line.append(show(*over_seeds(paired)) if defense != "none" else "")
+        line.append(name_unmet(defense, attacks[base, defense], base).removeprefix("did not meet "))
+        lines.append(f"| {' | '.join(line)} |")
     return "\n".join(lines)
 
 

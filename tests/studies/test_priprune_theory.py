@@ -5,7 +5,17 @@ import torch
 from scipy.stats import spearmanr
 
 from secateur.config import Federate, base_pruning, read
-from secateur.evaluation.theory_curves import BATCH, RATE, ROUNDS, SIZE, THEORY, curves, rank_correlation, updates
+from secateur.evaluation.theory_curves import (
+    BATCH,
+    RATE,
+    ROUNDS,
+    SIZE,
+    THEORY,
+    curves,
+    mean_correlation,
+    rank_correlation,
+    updates,
+)
 from secateur.experiments.federate import FederateExperiment
 from secateur.federated.build import build_spec, load_data, network_of
 from secateur.federated.federation import Federation
@@ -48,7 +58,7 @@ def by_rate(base="snip"):
 
 
 def verdicts(findings):
-    return {finding.claim.removesuffix(" (rank correlation over updates)"): finding.verdict for finding in findings}
+    return {finding.claim.removesuffix(" (rank correlation within a seed)"): finding.verdict for finding in findings}
 
 
 # Curves --------------------------------------------------------------------------------------------------------
@@ -103,6 +113,37 @@ def test_a_client_without_theory_counts_where_leakage_is_measured_and_not_beside
     assert curve.correlate("corrected_total", "nmi_256").value == pytest.approx(1)  # client 3's three updates alone
     (sizes, *_) = [each for each in updates(rows).values() if each["client"] == 5]
     assert sizes["parameters"] == 600 and "corrected_total" not in sizes
+
+
+def test_a_correlation_is_taken_within_a_seed_and_its_interval_over_seeds():
+    """Within the seeds leakage goes with the rate by 1, 1 and -1/2; pooled over seeds it would seem certain."""
+    rates, measured = (0.1, 0.5, 0.9), ((0.3, 0.4, 0.5), (0.30, 0.42, 0.43), (0.4, 0.5, 0.3))
+    rows = [
+        row
+        for seed, values in enumerate(measured)
+        for p, nmi in zip(rates, values, strict=True)
+        for row in attacked(nmi, rate=p, seed=seed)
+    ]
+    (curve,) = curves(updates(rows), RATE)
+    found, spread = curve.correlate("x", "nmi_256"), 4.302653 * 0.75**0.5 / 3**0.5  # t(2) s / sqrt(n), s^2 = .75
+    assert found.value == pytest.approx(0.5) and found.high == 1
+    assert found.low == max(-1.0, 0.5 - spread) == -1
+    (_, *_, agree), (line, *_) = tabulate((RATE,), PripruneResults(rows, {}))[::-1]
+    assert "over the updates" not in agree.measured
+    cell = line.cells["NMI (256 levels)"]  # .3, .3 and .4 at rate .1: s / sqrt(n) = 1 / 30
+    assert cell.value == pytest.approx(1 / 3) and cell.high - cell.value == pytest.approx(4.302653 / 30, abs=1e-6)
+    close = mean_correlation([0.2, 0.3, 0.4])
+    assert (close.low, close.high) == pytest.approx((0.3 - 4.302653 * 0.1 / 3**0.5, 0.3 + 4.302653 * 0.1 / 3**0.5))
+
+
+def test_one_seed_has_the_interval_over_its_updates_and_says_so():
+    rows = [row for p, nmi in ((0.1, 0.5), (0.5, 0.4), (0.9, 0.3)) for row in attacked(nmi, rate=p)]
+    rows += [row for p, nmi in ((0.1, 0.7), (0.5, 0.4), (0.9, 0.3)) for row in attacked(nmi, rate=p, round=4)]
+    (curve,) = curves(updates(rows), RATE)
+    cell = curve.average_at(0.1, "nmi_256")  # .5 and .7: s / sqrt(n) = .1, t(1) = 12.706
+    assert cell.high - cell.value == pytest.approx(1.2706, abs=1e-4)
+    _, findings = tabulate((RATE,), PripruneResults(rows, {}))
+    assert all("over the updates of one seed" in finding.measured for finding in findings if "[" in finding.measured)
 
 
 def test_rank_correlation_is_spearmans():

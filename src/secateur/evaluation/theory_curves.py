@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from statistics import fmean
 from typing import Any, NamedTuple
 
 from secateur.catalogue import name_of
@@ -61,26 +62,43 @@ class LeakageCurve:
         labels = self.labels.items()
         return " ".join(f"{name} {value:g}" if isinstance(value, float | int) else value for name, value in labels)
 
+    @property
+    def seeds(self) -> set[float]:
+        """The seeds of all updates."""
+        return {values["seed"] for point in self.points.values() for values in point}
+
     def correlate(self, first: str, second: str) -> Estimate | None:
         """Return the rank correlation of two measures; `x` names the quantity of the axis.
+
+        It is taken within each seed and averaged over seeds, with Student's interval over them: the updates of a seed
+        share a federation. With one seed the interval is Fisher's over its updates.
 
         The same pictures of a client's turn in a round were attacked at every point. So each measure is centred by its
         mean over that turn, which removes differences between pictures.
         """
-        groups: dict[tuple[float, ...], list[tuple[float, float]]] = {}
+        seeds: dict[float, dict[tuple[float, ...], list[tuple[float, float]]]] = {}
         for x, point in self.points.items():
             for values in ({"x": x} | measured for measured in point):
                 if first in values and second in values:
                     turn = () if self.axis is ROUNDS else (values["round"], values["client"])
-                    group = (values["seed"], *turn)
-                    groups.setdefault(group, []).append((values[first], values[second]))
-        pairs = [pair for group in groups.values() for pair in _centre(group)]
-        return rank_correlation(pairs, max(0, len(groups) - 1))
+                    pair = values[first], values[second]
+                    seeds.setdefault(values["seed"], {}).setdefault(turn, []).append(pair)
+        correlations = [_correlate_turns(list(turns.values())) for turns in seeds.values()]
+        known = [r for r in correlations if r is not None]
+        if len(self.seeds) == 1:
+            return known[0] if known else None
+        return mean_correlation([r.value for r in known])
 
     def average_at(self, x: float, metric: str) -> Estimate | None:
-        """Return the mean of a measure over a point's updates, with Student's interval."""
-        known = [values[metric] for values in self.points[x] if metric in values]
-        return mean_of(known) if known else None
+        """Return the mean of a measure over seeds, with Student's interval; with one seed, that over its updates."""
+        seeds: dict[float, list[float]] = {}
+        for values in self.points[x]:
+            if metric in values:
+                seeds.setdefault(values["seed"], []).append(values[metric])
+        means = [fmean(values) for values in seeds.values()]
+        if len(self.seeds) == 1:
+            return mean_of(*seeds.values()) if seeds else None
+        return mean_of(means) if means else None
 
 
 def updates(rows: Iterable[Row]) -> dict[UpdateKey, Values]:
@@ -144,10 +162,30 @@ def _points(
     return {x: values for x, values in points.items() if values}
 
 
+def _correlate_turns(turns: Sequence[Sequence[tuple[float, float]]]) -> Estimate | None:
+    """Return the rank correlation of pairs that are centred turn by turn; None if one side does not vary."""
+    pairs = [pair for turn in turns for pair in _centre(turn)]
+    return rank_correlation(pairs, max(0, len(turns) - 1))
+
+
 def _centre(pairs: Sequence[tuple[float, float]]) -> list[tuple[float, float]]:
     """Subtract the means, and round so that equal values stay equal."""
     a, b = (sum(side) / len(pairs) for side in zip(*pairs, strict=True))
     return [(round(x - a, 9), round(y - b, 9)) for x, y in pairs]
+
+
+def mean_correlation(values: Sequence[float]) -> Estimate | None:
+    """Return the mean of the seeds' correlations, with Student's 95 % interval inside [-1, 1]; None without any.
+
+    Example:
+        >>> r = mean_correlation([0.2, 0.4])
+        >>> round(r.value, 3), round(r.low, 3), round(r.high, 3)
+        (0.3, -0.971, 1.0)
+    """
+    if not values:
+        return None
+    mean = mean_of(values)
+    return Estimate(mean.value, max(-1.0, mean.low), min(1.0, mean.high))
 
 
 def rank_correlation(pairs: Sequence[tuple[float, float]], spent: int = 0) -> Estimate | None:

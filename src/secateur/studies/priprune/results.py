@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from operator import sub
 from typing import Any, ClassVar, NamedTuple
 
@@ -51,6 +51,12 @@ class PripruneResults(Results[PripruneFederation]):
     paper: ClassVar[str] = "priprune"
     tested: Mapping[str, int]  # test examples of each data set
     stands: Mapping[tuple[str, str], str] = field(default_factory=dict)  # by model and data: the paper's data set
+    informed: bool = False  # True: leakage is compared under the strongest attackers
+
+    def under_strongest(self) -> PripruneResults | None:
+        """Return the same results, every federation under its strongest attacker; None if each met one attack only."""
+        several = any(len(self.attacks_on(federation)) > 1 for federation in self.cells)
+        return replace(self, informed=True) if several else None
 
     def key_of(self, row: Row) -> Place:
         """Return the federation of a row; None for the bytes of one client and for several attacked clients pooled."""
@@ -78,9 +84,22 @@ class PripruneResults(Results[PripruneFederation]):
 
     def strongest(self, federation: Place, metric: str = NMI) -> str | None:
         """Return the attack with the highest mean; the outcome picks it, which a real attacker cannot know."""
-        attacks = [] if federation is None else self.attacks_on(federation)
+        attacks = self.attacks_on(federation) if federation in self.cells else []
         means = {name: _mean(self.course(federation, metric, name)) for name in attacks}
         return max(means, key=lambda name: means[name], default=None)
+
+    def pick(self, federation: Place, metric: str = NMI, attack: str = SGI) -> str | None:
+        """Return the attack under which leakage is compared: this one, or of informed results the strongest."""
+        return self.strongest(federation, metric) if self.informed else attack
+
+    def leakage(self, federation: Place, metric: str = NMI, attack: str = SGI) -> Course:
+        """Return leakage over the rounds under the attack that `pick` returns.
+
+        Losses of different attacks do not compare. So informed results have none.
+        """
+        if self.informed and metric == LOSS:
+            return {}
+        return self.course(federation, metric, self.pick(federation, metric, attack))
 
     def over(self, federation: Place, metric: str, attack: str | None) -> Measure:
         """Return the mean over the attacked updates of each seed, with Student's interval."""
@@ -104,11 +123,11 @@ class PripruneResults(Results[PripruneFederation]):
         """
         if metric == ACCURACY:
             return combine(sub, self.last(one, ACCURACY), self.last(other, ACCURACY))
-        return paired_difference(*(self.course(federation, metric, attack) for federation in (one, other)))
+        return paired_difference(*(self.leakage(federation, metric, attack) for federation in (one, other)))
 
     def saving(self, one: Place, other: Place) -> Estimate | None:
         """Return the share of one's NMI by which the other's is lower."""
-        measures = self.over(one, NMI, SGI), self.over(other, NMI, SGI)
+        measures = [self.over(federation, NMI, self.pick(federation)) for federation in (one, other)]
         return combine(lambda before, after: 1 - after / before if before else 0.0, *measures)
 
 

@@ -13,9 +13,11 @@ from itertools import pairwise
 
 from secateur.attacks.inversion.adaptive import MAGNITUDES
 from secateur.evaluation.attack_strength import list_modes
+from secateur.evaluation.theory_curves import mean_correlation
 from secateur.metrics.estimates import combine, correlation, mean
 from secateur.metrics.membership import Estimate
 from secateur.report.summary import group_by
+from secateur.studies import read_data
 from secateur.studies.priprune.results import (
     ACCURACY,
     AMI,
@@ -43,16 +45,17 @@ OPEN = {"alpha": ("alpha_0", 0.5), "step": ("its step", 0.01), "temperature": ("
 
 
 def fig3(results: PripruneResults) -> Tabulated:
-    """Return Fig. 3: GI against SGI by base pruning and rate, with dense and with masked broadcast."""
-    findings: list[Finding] = []
-    for broadcast in ("dense", "masked"):
-        cases: Cases = {
-            f"{federation.base} {federation.rate:g}": paired_difference(
-                *(results.course(federation, NMI, attack) for attack in (SGI, GI))
-            )
-            for federation in results.select(broadcast=broadcast)
-        }
-        findings += results.judge("stronger", {"broadcast": broadcast}, sgi=cases)
+    """Return Fig. 3: GI against SGI by base pruning and rate, with dense and with masked broadcast.
+
+    With a masked broadcast the two are the same attack but for FedDST. So the claim is judged with a dense one.
+    """
+    cases: Cases = {
+        f"{federation.base} {federation.rate:g}": paired_difference(
+            *(results.course(federation, NMI, attack) for attack in (SGI, GI))
+        )
+        for federation in results.select(broadcast="dense")
+    }
+    findings = results.judge("stronger", sgi=cases)
     return _mark_lines(results), [*findings, *_judge_falls(results, SGI), *_judge_agreement(results, SGI)]
 
 
@@ -78,13 +81,19 @@ def figa3(results: PripruneResults) -> Tabulated:
 
 
 def _judge_agreement(results: PripruneResults, attack: str) -> list[Finding]:
-    """Judge that NMI and PSNR are correlated over federations, with one pair per federation and seed."""
-    pairs = []
+    """Judge that NMI and PSNR are correlated over the federations of a seed; Student's interval is over seeds."""
+    by_seed: dict[int, list[tuple[float, float]]] = {}
     for federation in results.cells:
         nmi, psnr = (results.over(federation, metric, attack) for metric in (NMI, PSNR))
-        pairs += [(nmi[seed].value, psnr[seed].value) for seed in nmi if seed in psnr]
-    r = correlation(pairs) if len(pairs) > 1 else None
-    return results.judge("agreement", agree={f"r over {len(pairs)} federations": r})
+        for seed in nmi.keys() & psnr.keys():
+            by_seed.setdefault(seed, []).append((nmi[seed].value, psnr[seed].value))
+    known = [r for pairs in by_seed.values() if (r := correlation(pairs)) is not None]
+    if len(by_seed) == 1:
+        (pairs,) = by_seed.values()
+        return results.judge(
+            "agreement", agree={f"r over {len(pairs)} federations of one seed": next(iter(known), None)}
+        )
+    return results.judge("agreement", agree={"r within a seed": mean_correlation([r.value for r in known])})
 
 
 def _mark_lines(results: PripruneResults) -> list[TableLine]:
@@ -123,8 +132,8 @@ def table2(results: PripruneResults) -> Tabulated:
         for federation in results.select(defense="priprune", base=base):
             if results.stands.get((federation.model, federation.data)) == data:
                 saved = results.saving(results.other(federation, defense="none"), federation)
-                claim = f"PriPrune takes {100 * share:g} % of NMI away from {base}, {data}: at least half of that"
-                findings.append(judge(claim, {federation.data: saved}, "every", share / 2, key="saved"))
+                claim = _read_claim("saved.half", share=f"{100 * share:g}", base=base, data=data)
+                findings.append(judge(claim, {federation.data: saved}, "every", share / 2, key="saved.half"))
     return lines(results, lambda federation: _format_printed(results, federation)), [
         *findings,
         *_judge_informed(results),
@@ -166,11 +175,17 @@ def fig8(results: PripruneResults) -> Tabulated:
     fixed = sorted(results.select(defense="pseudo-largest"), key=_rate)
     unreached = {f"{_rate(federation):g}": results.less(bare, federation, ACCURACY) for federation in fixed}
     most = {"NMI": results.less(fixed[-1] if fixed else None, learnt)}
+    rates = [f"{100 * _rate(federation):g} %" for federation in fixed]
     return lines(results), [
         *results.judge("fig8", costly=_steps_up(results, fixed, ACCURACY), unreached=unreached),
-        _judge_rounds(results, bare, learnt),
-        *results.judge("fig8_rates", comparable=most, hides=_steps_up(results, fixed, NMI)),
-        _judge_balance(results, learnt, fixed),
+        *_judge_rounds(results, bare, learnt),
+        *results.judge(
+            "fig8_rates",
+            {"rate": rates[-1] if rates else "none"},
+            comparable=most,
+            hides=_steps_up(results, fixed, NMI),
+        ),
+        _judge_balance(results, learnt, fixed, "balance.rates", " and ".join(rates)),
         _judge_adaptation(results, learnt),
         *_judge_informed(results),
     ]
@@ -226,15 +241,15 @@ def squares(results: PripruneResults) -> Tabulated:
 
 def defenses(results: PripruneResults) -> Tabulated:
     """Return every defense of an update on one axis, under its strongest attacker, and the sum of a round's updates."""
+    results = results.under_strongest() or results
     bare, learnt = (results.one(defense=name, view="update") for name in ("none", "priprune"))
-    alone = list(results.select(view="update"))
-    others = [federation for federation in alone if federation not in (bare, learnt)]
-    strongest = {federation: _strongest_course(results, federation) for federation in (*others, learnt)}
-    cases: Cases = {x.defense: paired_difference(strongest[x], strongest[learnt]) for x in others}
+    alone = [federation for federation in results.select(view="update") if federation != learnt]
+    others = [federation for federation in alone if federation != bare]
+    cases: Cases = {federation.defense: results.less(federation, learnt) for federation in others}
     paid: Cases = {federation.defense: results.less(learnt, federation, ACCURACY) for federation in others}
     return lines(results), [
         *results.judge("defenses", private=cases, accurate=paid),
-        _judge_balance(results, learnt, [federation for federation in alone if federation != learnt]),
+        _judge_balance(results, learnt, alone, "balance.all", "no defense and all others"),
         *_judge_sums(results, learnt),
     ]
 
@@ -284,15 +299,20 @@ def _setting(federation: PripruneFederation, name: str, usual: float) -> float:
     return float(pairs.get(name, usual))
 
 
-def _judge_rounds(results: PripruneResults, bare: Place, learnt: Place) -> Finding:
-    """Judge if the defended update leaks less in all attacked rounds."""
-    claim = "PriPrune's NMI is the lower one throughout all rounds"
-    if bare is None or learnt is None:
-        return judge(claim, {}, key="rounds")
-    before, after = (results.course(federation, NMI, SGI) for federation in (bare, learnt))
-    lower = [after[key] < before[key] for key in before if key in after]
-    count = f"in {sum(lower)} of {len(lower)} attacked updates"
-    return Finding(claim, count, verdict(sum(lower), len(lower) - sum(lower), len(lower), "every"), "rounds")
+def _read_claim(key: str, **words: str) -> str:
+    """Return the words of a claim that code judges."""
+    table, _, name = key.partition(".")
+    return str(read_data("priprune", "claims")[table][name]["claim"]).format(**words)
+
+
+def _judge_rounds(results: PripruneResults, bare: Place, learnt: Place) -> list[Finding]:
+    """Judge that the defended update leaks less in every attacked round, each by an interval over seeds."""
+    before, after = results.leakage(bare), results.leakage(learnt)
+    cases: Cases = {
+        f"round {number}": paired_difference({key: before[key] for key in keys}, after)
+        for number, keys in group_by(before, lambda key: key[1]).items()
+    }
+    return results.judge("rounds", lower=cases)
 
 
 def _judge_informed(results: PripruneResults) -> list[Finding]:
@@ -308,23 +328,23 @@ def _judge_informed(results: PripruneResults) -> list[Finding]:
     return findings
 
 
-def _judge_balance(results: PripruneResults, learnt: Place, others: Iterable[PripruneFederation]) -> Finding:
+def _judge_balance(
+    results: PripruneResults, learnt: Place, others: Iterable[PripruneFederation], key: str, names: str
+) -> Finding:
     """Judge that no other is both as accurate and as private, by the intervals of both differences.
 
-    A rival is behind if it is certainly worse in one of them, and as good if it is certainly no worse in both. Both
-    meet their strongest attackers, picked by the outcome.
+    A rival is behind if it is certainly worse in one of them, and as good if it is certainly no worse in both.
     """
-    claim = "PriPrune has the best balance: no other is at least as accurate and as private"
-    mine, behind, as_good, rivals = _strongest_course(results, learnt), 0, [], list(others) if learnt else []
+    behind, as_good, rivals = 0, [], list(others) if learnt else []
     for rival in rivals:
-        leak = paired_difference(_strongest_course(results, rival), mine)
-        known = [case for case in (results.less(learnt, rival, ACCURACY), leak) if case is not None]
+        differences = results.less(learnt, rival, ACCURACY), results.less(rival, learnt)
+        known = [case for case in differences if case is not None]
         behind += any(case.low > 0 for case in known)
         as_good += [rival.defense] if len(known) == 2 and all(case.high <= 0 for case in known) else []
     measured = f"{behind} of {len(rivals)} certainly worse in one"
     measured += f"; certainly as good in both: {', '.join(as_good)}" if as_good else ""
     outcome = verdict(behind, len(as_good), len(rivals), "every")
-    return Finding(claim, measured if rivals else "not measured here", outcome, "balance")
+    return Finding(_read_claim(key, rivals=names), measured if rivals else "not measured here", outcome, key)
 
 
 def _judge_adaptation(results: PripruneResults, learnt: Place) -> Finding:
@@ -374,16 +394,11 @@ def _judge_sums(results: PripruneResults, learnt: Place) -> list[Finding]:
 
 
 def _in_rounds(results: PripruneResults, one: Place, other: Place) -> Estimate | None:
-    """Return one's NMI less the other's under the strongest attackers, both as means over the victims of a round."""
-    return paired_difference(*(by_round(_strongest_course(results, federation)) for federation in (one, other)))
+    """Return one's NMI less the other's, both as means over the victims of a round."""
+    return paired_difference(*(by_round(results.leakage(federation)) for federation in (one, other)))
 
 
 def by_round(course: Course) -> Course:
     """Return the mean over the clients of each round."""
     rounds = group_by(course, lambda key: (key[0], key[1], -1))
     return {turn: sum(course[key] for key in keys) / len(keys) for turn, keys in rounds.items()}
-
-
-def _strongest_course(results: PripruneResults, federation: Place) -> Course:
-    """Return the NMI under the strongest attacker; empty if the federation was not run."""
-    return results.course(federation, NMI, results.strongest(federation)) if federation in results.cells else {}

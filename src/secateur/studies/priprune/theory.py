@@ -45,7 +45,7 @@ COLUMNS = {
 }
 OVER_ROUNDS = {"printed_rounds": "printed x T", "corrected_rounds": "corrected x T"}
 BASE_RATE = 0.3  # of studies in which something else varies
-RANKS = "(rank correlation over updates)"
+RANKS = "(rank correlation within a seed)"
 
 
 def tabulate(axes: Sequence[Axis], results: PripruneResults) -> Tabulated:
@@ -81,6 +81,11 @@ def _paper(curve: LeakageCurve, x: float) -> str:
     return f"NMI {numbers[0]:g} after 20 000 rounds" if numbers else ""
 
 
+def _name_case(curve: LeakageCurve) -> str:
+    """Return the name of a correlation; with one seed its interval is over updates."""
+    return curve.title + ", over the updates of one seed" * (len(curve.seeds) == 1)
+
+
 def _findings(axis: Axis, drawn: Sequence[LeakageCurve]) -> Iterator[Finding]:
     """Judge if measurement and theory go along an axis as the paper says, and with one another."""
     change, sign = ("rises", 1) if axis.rises else ("falls", -1)
@@ -89,7 +94,7 @@ def _findings(axis: Axis, drawn: Sequence[LeakageCurve]) -> Iterator[Finding]:
     forms |= {} if axis is ROUNDS else {"corrected_gradient": "corrected, without the mask"}
 
     def correlate(claim: str, first: str, second: str, sign: int = 1) -> Finding:
-        rs = {curve.title: curve.correlate(first, second) for curve in drawn}
+        rs = {_name_case(curve): curve.correlate(first, second) for curve in drawn}
         cases = rs if sign > 0 else {name: r and negate(r) for name, r in rs.items()}
         return judge(f"{claim} {RANKS}", cases, unit="", key="bound" if "theory" in claim else "leakage")
 
