@@ -12,8 +12,16 @@ import pytest
 
 import secateur
 from secateur import catalogue
+from secateur.attacks.inversion.adaptive import settings_of_mode
 from secateur.config import FEDERATED, UPDATES
 from secateur.errors import WrongInput
+from secateur.evaluation.attack_strength import (
+    AGAINST_SUBMODELS,
+    list_modes,
+    name_missing_clients,
+    name_missing_members,
+    name_unmet,
+)
 from secateur.report.method_sheet import describe_cost, describe_meanings, describe_method, describe_threat
 
 ALL = [(kind, name) for kind in catalogue.PACKAGES for name in catalogue.methods(kind)]
@@ -62,6 +70,28 @@ def test_every_defense_names_the_strongest_attacker_known(name):
     assert all(part in strongest for part in parts), "every mode that the rows ask for is named"
     updates = entry.info["acts_on"] in (*UPDATES, *FEDERATED)
     assert not updates or parts or "the plain attack" in strongest, "or it says that no mode sees more"
+
+
+@pytest.mark.parametrize("name", catalogue.methods("defense"))
+def test_every_defense_says_which_known_attackers_it_did_not_meet(name):
+    strongest, modes = catalogue.find("defense", name).info["strongest"], list_modes(name)
+    knowing = [f"sgi:{settings_of_mode(mode)}" for mode in modes]
+    assert name_unmet(name, ["ig", *knowing]) == ""
+    assert name_unmet(name, ["ig"]).startswith("did not meet adaptive=") is bool(modes)
+    kindest = name_missing_members(name, ["conf"])
+    named = kindest.removeprefix("did not meet ")
+    assert named in strongest or catalogue.find("defense", name).info["acts_on"] in (*UPDATES, *FEDERATED)
+    assert name_missing_members(name, ["conf", "lira"], adaptive=True, in_out=16) == ""
+    for weaker in ({"in_out": 0}, {"in_out": 8}):
+        assert name_missing_members(name, ["rmia"], adaptive=True, **weaker) == kindest
+    assert name_missing_members(name, ["rmia:mode=offline"], adaptive=True, in_out=16) == kindest
+    unaware = name_missing_members(name, ["rmia"], in_out=16)
+    assert unaware == (kindest if "--adaptive" in kindest else "")
+
+
+def test_sub_models_name_the_shadow_federations_that_they_did_not_meet():
+    assert name_missing_clients(["yeom"]) == f"did not meet {AGAINST_SUBMODELS}"
+    assert name_missing_clients(["rmia"], federations=4) and not name_missing_clients(["yeom", "rmia"], federations=8)
 
 
 def test_a_hyper_parameter_that_a_method_does_not_have_is_refused():

@@ -42,6 +42,28 @@ def test_the_named_end_of_the_interval_decides(estimate, decide, wanted):
     assert only.outcome is wanted
 
 
+def test_a_defended_model_passes_only_under_attackers_who_know_the_defense():
+    plain = auc(0.55, 0.52, 0.58, defense="ppb")
+    (only,) = decided([plain])
+    assert only.outcome is INCONCLUSIVE and "one who knows of it (--adaptive) may see more" in only.reason
+    for kinder in (replace(plain, adaptive=True), replace(plain, defense="basic"), replace(plain, pruner="none")):
+        assert decided([kinder])[0].outcome is WITHIN
+    assert decided([plain, replace(plain, attack="rmia", adaptive=True)])[0].outcome is WITHIN
+    assert decided([plain], attacker="no-shadows")[0].outcome is WITHIN
+    assert decided([auc(0.8, 0.77, 0.83, defense="ppb")])[0].outcome is ABOVE
+
+
+def test_a_limit_that_holds_names_the_stronger_attackers_that_were_not_met():
+    unmet = "did not meet lira or rmia on 16 in-out models"
+    noted = auc(0.55, 0.52, 0.58, note=f"ties; {unmet}")
+    checks = check(
+        [noted, row(metric="tpr_at_fpr_0.01", value=0.01, low=0.0, high=0.02)],
+        Policy({"auc": 0.75, "tpr_at_fpr_0.01": 0.1}),
+    )
+    assert all(item.passed and item.sentence.endswith(f"; it {unmet}") for item in checks) and len(checks) == 2
+    assert decided([replace(noted, note=None)])[0].sentence.endswith("is within the limit 0.75")
+
+
 @pytest.mark.parametrize(
     ("measure", "estimate", "limit", "wanted"),
     [

@@ -10,6 +10,7 @@ import torch
 from secateur.cli import main
 from secateur.config import Audit, read
 from secateur.data.load import load
+from secateur.evaluation.attack_strength import read_unmet
 from secateur.experiments import pipeline
 from secateur.experiments.audit import parts_of
 from secateur.runs.folder import load_figures, load_rows
@@ -79,6 +80,25 @@ def test_an_adaptive_attacker_and_two_defenses_at_once(tmp_path):
     ]
     assert audit(tmp_path, *flags) == 0
     assert found(tmp_path, "auc", defense="ppb+adv", adaptive=True)
+
+
+def test_what_a_defense_did_not_meet_is_said_in_rows_terminal_and_page(tmp_path, capsys):
+    flags = ["--pruner", "l1-unstructured", "--defense", "basic,ppb", "--shadows", 2, "--attack", "conf,rmia", *FEW]
+    assert audit(tmp_path, *flags) == 0
+    strongest = "lira or rmia on 16 in-out models (--in-out 16)"
+    missing = {"basic": strongest, "ppb": f"{strongest} that have the same defense (--adaptive)"}
+    for row in found(tmp_path, "auc"):
+        assert read_unmet(row.note) == f"did not meet {missing[row.defense]}"
+    assert not any(read_unmet(row.note) for row in load_rows(tmp_path) if row.metric != "auc")
+    printed, page = " ".join(capsys.readouterr().out.split()), (tmp_path / "report.html").read_text()
+    for name, attacker in missing.items():
+        sentence = f"{name} did not meet the strongest attacker known: {attacker}."
+        assert printed.count(sentence) == 1 and page.count(sentence) == 1
+        assert f"did not meet {attacker}</li>" in page  # the note of the AUC, in the defense's lines
+    assert audit(tmp_path, *flags, "--in-out", 16) == 0
+    assert {row.defense for row in found(tmp_path, "auc") if read_unmet(row.note)} == {"ppb"}
+    assert audit(tmp_path, *flags, "--in-out", 16, "--adaptive") == 0
+    assert not any(read_unmet(row.note) for row in load_rows(tmp_path))
 
 
 def test_dp_sgd_with_another_defense_is_refused_with_the_reason(tmp_path, capsys):

@@ -9,6 +9,7 @@ from secateur.cli import main
 from secateur.config import Federate, read
 from secateur.data.dataset import Dataset
 from secateur.errors import WrongInput
+from secateur.evaluation.attack_strength import name_missing_clients, read_unmet
 from secateur.federated.build import build_submodel_spec, load_data, shares_of
 from secateur.federated.submodels.federation import SubmodelFederation
 from secateur.runs.folder import load_rows
@@ -46,6 +47,17 @@ def test_the_terminal_and_the_page(finished, capsys):
     assert main([*TINY, *FLAGS, "--out", str(finished)]) == 0  # nothing is left to do
     said = capsys.readouterr().out
     assert "mapp-fl" in said and "accuracy" in said and (finished / "report.html").exists()
+
+
+def test_what_the_federations_did_not_meet_is_said_in_rows_terminal_and_page(tmp_path, capsys):
+    flags = ["--submodels", "mapp-fl,none", "--attack", "yeom", "--set", "examples=600"]
+    assert main([*TINY, *flags, "--out", str(tmp_path)]) == 0
+    aucs = [row for row in load_rows(tmp_path) if row.metric == "auc"]
+    unmet = name_missing_clients(["yeom"])
+    assert aucs and all(read_unmet(row.note) == unmet for row in aucs)
+    strongest = unmet.removeprefix("did not meet ")
+    sentence = f"mapp-fl, fedavg did not meet the strongest attacker known: {strongest}."
+    assert sentence in capsys.readouterr().out and sentence in (tmp_path / "report.html").read_text()
 
 
 def test_the_runs_own_file_starts_it_again(finished, tmp_path):

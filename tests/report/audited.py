@@ -1,5 +1,6 @@
 """Rows and figures as an audit writes them, with numbers that are easy to follow."""
 
+from dataclasses import replace
 from itertools import product
 
 from secateur.runs.rows import Row
@@ -38,6 +39,11 @@ def audit_rows(attacks=("conf", "samia"), seeds=(0,)):
             for rank, attack in enumerate(attacks):
                 rows += attack_rows(labels | {"attack": attack}, seed, 0.55 + 0.02 * number + 0.005 * rank)
     return rows
+
+
+def know_defense(rows):
+    """The rows of an attacker whose shadow models have the defense too."""
+    return [replace(row, adaptive=True) if row.pruner != "none" else row for row in rows]
 
 
 def figures_of(rows, classes=10):

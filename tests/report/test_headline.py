@@ -3,7 +3,7 @@
 from dataclasses import replace
 
 import pytest
-from audited import attack_rows, labels_of
+from audited import attack_rows, know_defense, labels_of
 
 from secateur.evaluation.limits import Policy, check, collect
 from secateur.report.headline import build_headline, select_leaking
@@ -137,7 +137,7 @@ def test_the_limits_have_one_line_a_model():
         "TPR at 1 % FPR 0.234 [0.204, 0.264] under lira, limit 0.05"
     )
     assert [line.partition(":")[0] for line in headline.limits] == ["snip 0.5, ppb", "snip 0.9, ppb"]
-    kept = build_headline(LEAK, check(LEAK, Policy({"auc": 0.8})))
+    kept = build_headline(LEAK, check(know_defense(LEAK), Policy({"auc": 0.8})))
     assert kept.limits == ["snip 0.5, ppb: within the limits: AUC 0.720 [0.700, 0.740] under lira, limit 0.8"]
     assert kept.badge.text == "WITHIN THE LIMITS, against these attackers"
 

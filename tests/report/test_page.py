@@ -4,7 +4,7 @@ import json
 import re
 
 import pytest
-from audited import attack_rows, audit_rows, figures_of, labels_of
+from audited import attack_rows, audit_rows, figures_of, know_defense, labels_of
 
 from secateur.errors import WrongInput
 from secateur.evaluation.limits import Outcome, outcome
@@ -61,7 +61,7 @@ def judged(rows, limits, name="mine"):
 
 
 def test_the_answer_to_the_limits_comes_first():
-    rows = audit_rows()
+    rows = know_defense(audit_rows())
     assert '<p class="badge">WITHIN THE LIMITS, against these attackers</p>' in judged(rows, "{auc: 0.9}")
     assert '<p class="badge">INCONCLUSIVE</p>' in judged(rows, "{auc: 0.74}")
     failed = judged(rows, "{auc: 0.57}")
@@ -133,7 +133,8 @@ def test_the_most_exposed_records_are_those_of_the_strongest_attacker():
 
 
 def test_the_runs_own_limits_decide():
-    rows = audit_rows()
+    assert outcome(check_limits([source(audit_rows(), config="limits: {auc: 0.9}")])) is Outcome.INCONCLUSIVE
+    rows = know_defense(audit_rows())
     assert check_limits([source(rows)]) is None
     assert check_limits([source(rows, config="limits: {auc: null}")]) is None
     assert outcome(check_limits([source(rows, config="limits: {auc: 0.9}")])) is Outcome.WITHIN

@@ -4,6 +4,7 @@ import json
 import lzma
 import os
 import zlib
+from dataclasses import replace
 
 import pytest
 
@@ -71,7 +72,7 @@ def test_rows_that_two_parts_share_count_once(tmp_path):
     first, second = tmp_path / "1.jsonl.xz", tmp_path / "2.jsonl.xz"
     a, b, c = (Row(model="m", dataset="d", seed=seed, metric="auc", value=0.5, extra={"round": 3}) for seed in range(3))
     write_archive(first, [a, a, b], {}, [FIGURE])
-    write_archive(second, [b, c], {}, [FIGURE])
+    write_archive(second, [replace(b, note="a later version says more"), c], {}, [FIGURE])
     joined = gather_runs([first, second])
     assert joined.rows == [a, a, b, c], "equal rows of one part are rows of that part"
     assert joined.figures == [FIGURE]

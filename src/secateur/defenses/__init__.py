@@ -3,5 +3,8 @@
 # the strongest attacker known, of defenses that share it
 AGAINST_PRUNING = "adaptive=support or reapply; with error feedback support and follows=true, on a trained residual"
 AGAINST_WITHHOLDING = "sgi:adaptive=support:follows=true; where batches repeat, also rounds=N, which joins rounds"
-AGAINST_TRAINING = "lira or rmia on 16 in-out models (--in-out 16) that have the same defense (--adaptive)"
+IN_OUT = 16  # models of the strongest attacker on members
+AGAINST_NOTHING = f"lira or rmia on {IN_OUT} in-out models (--in-out {IN_OUT})"
+IMITATING = "that have the same defense (--adaptive)"
+AGAINST_TRAINING = f"{AGAINST_NOTHING} {IMITATING}"
 AGAINST_PRIVACY = f"{AGAINST_TRAINING}, bounded by epsilon"

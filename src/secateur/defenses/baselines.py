@@ -5,11 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from secateur.catalogue import method
-from secateur.defenses import AGAINST_TRAINING
+from secateur.defenses import AGAINST_NOTHING
 from secateur.training.recipe import Recipe
 
 
-@method("defense", "basic", "samia_ppb", acts_on="recipe", strongest=AGAINST_TRAINING)
+@method("defense", "basic", "samia_ppb", acts_on="recipe", strongest=AGAINST_NOTHING)
 @dataclass(frozen=True)
 class Basic:
     """Early stopping on the validation loss and weight decay, which every other defense keeps (samia_ppb 6.2).
@@ -29,7 +29,7 @@ class Basic:
     "none",
     "-",
     acts_on="recipe",
-    strongest="lira or rmia on 16 in-out models (--in-out 16); the plain attack on updates, as nothing is hidden",
+    strongest=f"{AGAINST_NOTHING}; the plain attack on updates, as nothing is hidden",
 )
 @dataclass(frozen=True)
 class NoDefense:

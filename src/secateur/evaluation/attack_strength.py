@@ -1,4 +1,4 @@
-"""Strength of the attacks on a defense's updates: the evidence without which nothing recognised shows no safety."""
+"""Strength of the attacks that a defense met: the evidence without which nothing recognised shows no safety."""
 
 from __future__ import annotations
 
@@ -8,11 +8,18 @@ from dataclasses import dataclass
 
 from secateur.attacks.inversion.adaptive import FOLLOWS, MAGNITUDES, PLAIN, mode_of, settings_of_mode
 from secateur.catalogue import methods, name_of, split
+from secateur.defenses import AGAINST_NOTHING, AGAINST_TRAINING, IMITATING, IN_OUT
 from secateur.evaluation.calibration import WEIGHTS
 from secateur.evaluation.reconstruction import fewest_updates
 from secateur.runs.rows import Row
 
+UNMET = "did not meet "  # the first words about attackers that are missing, also in notes of rows
+SHADOW_FEDERATIONS = 8  # of the strongest attacker on the clients of sub-models
+AGAINST_SUBMODELS = (
+    f"lira or rmia:gamma=1 on {SHADOW_FEDERATIONS} shadow federations (--set shadow_federations={SHADOW_FEDERATIONS})"
+)
 EMPTY = "empty"  # the label of a residual before the first round
+FLAGS = re.compile(r" \(--[^)]*\)")
 OPTIMISER = re.compile(r"\bsteps? of (\w+)")  # in the words of an update (client.describe_weights)
 
 
@@ -117,7 +124,75 @@ def name_unmet(defense: str, attacks: Iterable[str], base: str = "") -> str:
     """
     met = _with_magnitudes(set(map(read_mode, attacks)))
     unmet = [settings_of_mode(mode) for mode in list_modes(defense, base) if mode not in met]
-    return f"did not meet {', '.join(unmet)}" if unmet else ""
+    return f"{UNMET}{', '.join(unmet)}" if unmet else ""
+
+
+def name_missing_members(
+    defense: str, attacks: Iterable[str], *, adaptive: bool = False, in_out: int = 0, flags: bool = True
+) -> str:
+    """Return the strongest attacker known on the members of a model with this defense, if these attacks are not it.
+
+    Args:
+        defense: of the model's training; `none` or `given` without one.
+        attacks: the attacks that were run, written with their settings.
+        adaptive: True if the attacker's models have the defense too.
+        in_out: number of the attacker's in-out models; 0 for disjoint shadows.
+        flags: False leaves out the command's flags, where it is no command that would help.
+
+    Example:
+        >>> name_missing_members("ppb", ["conf"], flags=False)
+        'did not meet lira or rmia on 16 in-out models that have the same defense'
+        >>> name_missing_members("ppb", ["conf", "rmia"], adaptive=True, in_out=16)
+        ''
+    """
+    hidden = hides_members(defense)
+    if in_out >= IN_OUT and (adaptive or not hidden) and any(map(_learns_online, attacks)):
+        return ""
+    strongest = AGAINST_TRAINING if hidden else AGAINST_NOTHING
+    return UNMET + (strongest if flags else FLAGS.sub("", strongest))
+
+
+def name_missing_clients(attacks: Iterable[str], *, federations: int = 0) -> str:
+    """Return the strongest attacker known on the members of sub-models' clients, if these attacks are not it.
+
+    Args:
+        attacks: the attacks that were run, written with their settings.
+        federations: number of the attacker's shadow federations; 0 for shadow clients of one turn.
+
+    Example:
+        >>> name_missing_clients(["yeom", "lira"], federations=8), name_missing_clients(["yeom"], federations=8)[:20]
+        ('', 'did not meet lira or')
+    """
+    met = federations >= SHADOW_FEDERATIONS and any(map(_learns_online, attacks))
+    return "" if met else UNMET + AGAINST_SUBMODELS
+
+
+def read_unmet(note: str | None) -> str:
+    """Return the part of a row's note that names attackers which were not met; empty without one.
+
+    Example:
+        >>> read_unmet("ties; did not meet rmia"), read_unmet(None)
+        ('did not meet rmia', '')
+    """
+    return next((part for part in (note or "").split("; ") if part.startswith(UNMET)), "")
+
+
+def hides_members(defense: str) -> bool:
+    """Return True if an attacker on members does better with models of its own that have this defense.
+
+    Example:
+        >>> hides_members("basic"), hides_members("ppb+adv"), hides_members("given")
+        (False, True, False)
+    """
+    known = methods("defense")
+    return any(
+        IMITATING in entry.info["strongest"] for part in defense.split("+") if (entry := known.get(name_of(part)))
+    )
+
+
+def _learns_online(attack: str) -> bool:
+    """Return True if an attack compares models with and without each example."""
+    return name_of(attack) in ("lira", "rmia") and read_settings(attack).get("mode") != "offline"
 
 
 def _with_magnitudes(modes: set[str]) -> set[str]:

@@ -173,6 +173,8 @@ def render_markdown(gate: Gate) -> str:
             lines.append("| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |")
     lines += ["", _describe_trainings([item for checks in gate.checks.values() for item in checks])]
     notes = [item.sentence for checks in gate.checks.values() for item in checks if not item.passed]
+    unmet = (f"{item.subject} {item.unmet}." for checks in gate.checks.values() for item in checks if item.unmet)
+    notes += dict.fromkeys(unmet)
     return "\n".join([*lines, "", *(f"- {note}" for note in notes)]).rstrip() + "\n"
 
 

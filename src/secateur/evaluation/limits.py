@@ -18,7 +18,7 @@ from xml.etree import ElementTree
 
 from secateur.catalogue import methods, name_of
 from secateur.config.base import Limits, PrivacyClaim, Unit
-from secateur.evaluation.attack_strength import list_missing, measure_strength
+from secateur.evaluation.attack_strength import hides_members, list_missing, measure_strength, read_unmet
 from secateur.evaluation.membership import COUNTS
 from secateur.evaluation.validity import SWAPPED, doubt_leaks, failures
 from secateur.metrics.epsilon import LEVEL as EPSILON_LEVEL
@@ -32,6 +32,7 @@ Attacker = Literal["shadows", "no-shadows"]
 LEVEL = 0.025  # one side of a 95 % interval
 SHARES = (0.0, 1.0)  # range of AUC, TPR, accuracies and shares
 NO_SHADOWS = "no attack with shadow models was run; give it shadows, or state `attacker: no-shadows` in the policy"
+UNAWARE = "it was attacked plainly only; one who knows of it (--adaptive) may see more"
 UTILITY = ("accuracy_drop", "epsilon")  # measures of the model itself, without an attack
 BELOW_ZERO = ("advantage", "accuracy_drop", "auc_change")  # differences of shares
 UNBOUNDED = ("psnr", "epsilon")
@@ -103,6 +104,7 @@ class Check:
     outcome: Outcome
     evidence: Evidence | None = None
     reason: str = ""  # of an inconclusive outcome
+    unmet: str = ""  # stronger attackers that were not met, of a limit that holds against those that were
 
     @property
     def passed(self) -> bool:
@@ -121,7 +123,7 @@ class Check:
         shown = f"{self.subject}: {self.measure} {value} [{low}, {high}]{under}"
         if self.outcome is Outcome.INCONCLUSIVE:
             return f"{shown} is inconclusive for the limit {self.limit:g}: {self.reason}"
-        return f"{shown} is {self.outcome} the limit {self.limit:g}"
+        return f"{shown} is {self.outcome} the limit {self.limit:g}" + (f"; it {self.unmet}" if self.unmet else "")
 
 
 @dataclass
@@ -158,11 +160,15 @@ def check(rows: Sequence[Row], policy: Policy) -> list[Check]:
         nearest = failures([row for row in rows if subject_of(row) == subject])  # before those of other models
         doubts = nearest + [f"of another model: {sentence}" for sentence in invalid if sentence not in nearest]
         doubts += [NO_SHADOWS] if unaided and measure not in UTILITY else []
+        plainly = policy.attacker == "shadows" and measure not in UTILITY and _meets_unaware_only(rows, subject)
+        doubts += [UNAWARE] if plainly else []
         doubts += _list_weaknesses(rows, subject) if measure in PICTURES else []
         if decided.outcome is Outcome.ABOVE:
             doubts = shifted if measure not in UTILITY else []  # a shift looks like a leak; other faults only hide one
         if doubts and decided.outcome is not Outcome.INCONCLUSIVE:
             decided = replace(decided, outcome=Outcome.INCONCLUSIVE, reason=doubts[0])
+        if decided.passed and measure not in UTILITY:
+            decided = replace(decided, unmet=_find_unmet(rows, subject))
         checks.append(decided)
     return checks + _list_missing(checks, policy.limits) + check_claims(rows, policy.claim)
 
@@ -395,6 +401,21 @@ def _lack_shadows(items: Sequence[Evidence]) -> bool:
     attacks = [item.attack for item in items if item.attack and item.estimate is not None]
     membership = [attack for attack in attacks if name_of(attack) in methods("attack")]
     return bool(membership) and not any(map(uses_shadows, membership))
+
+
+def _meets_unaware_only(rows: Sequence[Row], subject: str) -> bool:
+    """Return True if a compressed model has a defense that none of the attackers' shadow models has.
+
+    Shadow models of an original are trained as it is.
+    """
+    attacked = [row for row in rows if row.attack and uses_shadows(row.attack) and subject_of(row) == subject]
+    hidden = any(hides_members(str(row.defense)) for row in attacked if row.pruner != "none")
+    return hidden and all(row.adaptive is False for row in attacked)
+
+
+def _find_unmet(rows: Sequence[Row], subject: str) -> str:
+    """Return the stronger attackers that a model did not meet; empty if it met them."""
+    return next((unmet for row in rows if subject_of(row) == subject and (unmet := read_unmet(row.note))), "")
 
 
 def _list_weaknesses(rows: Sequence[Row], subject: str) -> list[str]:

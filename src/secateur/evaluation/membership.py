@@ -31,11 +31,17 @@ def evaluate_guesses(guesses: Guesses, is_member: Tensor) -> dict[str, Any]:
     return {"estimates": estimates, "figure": figure, "note": guesses.note}
 
 
-def attack_rows(labels: dict[str, Any], result: dict[str, Any]) -> list[Row]:
-    """Return the result of `evaluate_guesses` as rows; a TPR of 0 only because the score ties has no value."""
+def attack_rows(labels: dict[str, Any], result: dict[str, Any], unmet: str = "") -> list[Row]:
+    """Return the result of `evaluate_guesses` as rows; a TPR of 0 only because the score ties has no value.
+
+    Args:
+        labels: of the rows.
+        result: of `evaluate_guesses`.
+        unmet: stronger attackers that the model's defense did not meet; the row of AUC says so.
+    """
     rows = []
     for name, estimate in result["estimates"].items():
-        note = join_notes(estimate["note"], result["note"])
+        note = join_notes(estimate["note"], result["note"], unmet if name == "auc" else None)
         tied = estimate["value"] == 0 and "by the score" in (estimate["note"] or "")
         numbers = {"value": None, "low": None, "high": None} if tied else {}
         rows.append(Row(**labels, metric=name, **(estimate | {"note": note} | numbers)))

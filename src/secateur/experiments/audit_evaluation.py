@@ -19,6 +19,7 @@ from secateur.catalogue import Choice
 from secateur.config import Audit, PrivacyClaim, Prune, dump
 from secateur.data.partition import in_out_pool
 from secateur.defenses.dp_common import Guarantee
+from secateur.evaluation.attack_strength import name_missing_members
 from secateur.evaluation.limits import UNTESTED, claim_rows
 from secateur.evaluation.membership import ModelRecords, cache_answers
 from secateur.evaluation.validity import Accuracy, Validity, member_accuracy, outputs, resemblance, validity_rows
@@ -203,9 +204,16 @@ class AuditEvaluation:
         keys = {role: model.key for role, model in self._attackers_models(attacker, attack).items()}
         fit, key = partial(self._fitted, attacker, attack), self._model(matchup.victim).key
         exposure = self._exposure(matchup.victim)
-        exposure.measure_attack(labels, fit, victim=key, models=keys)
+        exposure.measure_attack(labels, fit, self._name_unmet(matchup), victim=key, models=keys)
         if matchup.victim.pruner is not None and attacker == guess(self.config, matchup.victim):
             self._measure_change(matchup.victim.original, exposure, labels, victim=key, models=keys)
+
+    def _name_unmet(self, matchup: Matchup) -> str:
+        """Return the strongest attacker known on a victim, if this run does not have it."""
+        shadows, in_out = (len(self.factory.shadows(kind)) for kind in ("shadow", "in-out"))
+        able = [str(attack) for attack in self.config.attack if shortage(attack, shadows, in_out) is None]
+        knows = matchup.victim in (matchup.attacker, guess(self.config, matchup.victim))
+        return name_missing_members(str(matchup.victim.defense), able, adaptive=knows, in_out=in_out)
 
     def _measure_change(
         self, original: Compression, exposure: MembershipExposure, labels: dict[str, Any], **depends: Any

@@ -16,6 +16,7 @@ from secateur.config import Audit, dump
 from secateur.data.dataset import Dataset, fingerprint
 from secateur.data.load import load
 from secateur.errors import WrongInput
+from secateur.evaluation.attack_strength import name_missing_members
 from secateur.evaluation.limits import claim_rows
 from secateur.evaluation.membership import cache_answers, write_records
 from secateur.evaluation.setup import check_groups, choose_scaling
@@ -264,9 +265,11 @@ class BoxAudit:
                 accuracy = float(hits.double().mean())
                 self.run.add(validity_rows(labels, [member_accuracy(accuracy, classes)]))
             exposure.measure_gaps(labels, classes, key)
+        names = [str(attack) for attack in self.attacks]
+        unmet = name_missing_members(labels["defense"], names, adaptive=True, flags=False)
         for attack in self.attacks:
             fit = partial(fit_attack, attack, self.shadows, self.seed)
-            exposure.measure_attack(labels | {"attack": str(attack)}, fit, model=key, data=self.data_key)
+            exposure.measure_attack(labels | {"attack": str(attack)}, fit, unmet, model=key, data=self.data_key)
         return exposure
 
     def compare(

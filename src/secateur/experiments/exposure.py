@@ -122,8 +122,17 @@ class MembershipExposure:
         self.run.add(Row(**labels, metric=name, **gap) for name, gap in done["gaps"].items())
         self.run.show(flat_labels(labels) | {"attack": None} | figure for figure in done["figures"])
 
-    def measure_attack(self, labels: dict[str, Any], fit: Callable[[], MembershipAttack], **depends: Any) -> None:
-        """Measure how well an attack tells members from non-members; the stage depends on `depends`."""
+    def measure_attack(
+        self, labels: dict[str, Any], fit: Callable[[], MembershipAttack], unmet: str = "", **depends: Any
+    ) -> None:
+        """Measure how well an attack tells members from non-members; the stage depends on `depends`.
+
+        Args:
+            labels: of the rows.
+            fit: returns the attack, fitted to the attacker's models.
+            unmet: stronger attackers that the model's defense does not meet in this run.
+            depends: what the stage depends on.
+        """
 
         def compute() -> Result:
             guesses = fit().score(self.box, self.candidates)
@@ -136,7 +145,7 @@ class MembershipExposure:
             depends["groups"] = hashlib.sha256("\n".join(self.groups).encode()).hexdigest()
         done = self.run.stage("attack", depends, compute)
         self.record.scores[name_attacker(labels)] = done.tensors["scores"]
-        self.run.add(attack_rows(labels, done.data))
+        self.run.add(attack_rows(labels, done.data, unmet))
         exposed = {"kind": "exposed", "records": list_most_exposed(self.record, name_attacker(labels))}
         groups = {"kind": "groups", "records": done.data["measured"]}
         self.run.show(flat_labels(labels) | figure for figure in (done.data["figure"], exposed, groups))

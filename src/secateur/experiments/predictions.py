@@ -14,6 +14,7 @@ from secateur.catalogue import Choice
 from secateur.config import Audit, choice, dump
 from secateur.data.prediction_files import PredictionFile, read_predictions
 from secateur.errors import WrongInput
+from secateur.evaluation.attack_strength import name_missing_members
 from secateur.evaluation.limits import claim_rows
 from secateur.evaluation.membership import write_records
 from secateur.evaluation.validity import Accuracy, Validity, doubt_order, member_accuracy, resemblance, validity_rows
@@ -58,11 +59,14 @@ def run_predictions(config: Audit, file: Path, out: Path) -> list[Row]:
             run, seed, *attacker.sides, attacker.candidates, lambda: attacker.box, truth=victim.membership, **facts
         )
         run.add(_model_rows(attacker, labels))
+        models = attacker.models.boxes if isinstance(attacker.models, InOut) and attacker.has_members else []
+        names = map(str, config.attack)
+        unmet = name_missing_members(labels["defense"], names, in_out=len(models), flags=False)
         with progress(f"attacks on {file.name}", len(config.attack)) as advance:
             for attack in config.attack:
                 named = labels | {"attack": str(attack)}
                 try:
-                    exposure.measure_attack(named, partial(attacker.fit, attack, seed), file=key)
+                    exposure.measure_attack(named, partial(attacker.fit, attack, seed), unmet, file=key)
                 except WrongInput as error:
                     run.add([Row(**named, metric="auc", value=None, note=error.message)])
                 advance(1)
@@ -125,7 +129,7 @@ class PredictionsAttacker:
         """Return the attack, fitted to the shadow models of the file."""
         if (reason := self._reason(attack)) is not None:
             raise WrongInput("attack", reason)
-        learns = attack.method.info["shadows"] != "for a threshold" or self._has_members
+        learns = attack.method.info["shadows"] != "for a threshold" or self.has_members
         return fit_attack(attack, self.models if learns else [], seed)
 
     def _models(self) -> Sequence[Shadow] | InOut:
@@ -142,7 +146,7 @@ class PredictionsAttacker:
         return [Shadow(_box(shadow.probabilities, marks), inside, outside)]
 
     @property
-    def _has_members(self) -> bool:
+    def has_members(self) -> bool:
         """True if some shadow model was trained on rows of the file."""
         return not isinstance(self.models, InOut) or bool(self.models.membership.any())
 
@@ -152,7 +156,7 @@ class PredictionsAttacker:
         if needs in ("none", "for a threshold"):
             return None
         if isinstance(self.models, InOut):
-            if not self._has_members:
+            if not self.has_members:
                 return None if needs == "in-out or disjoint" else NO_MEMBERS
             return shortage(attack, 0, len(self.models.boxes)) if needs == "in-out or disjoint" else None
         return NO_SHADOWS if not self.models else shortage(attack, len(self.models))

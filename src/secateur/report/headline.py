@@ -26,7 +26,7 @@ from secateur.evaluation.validity import METRIC, SWAPPED, Validity, doubt_leaks,
 from secateur.metrics.estimates import holm
 from secateur.report.summary import group_by, name_deed
 from secateur.report.table import WORST, name_measure
-from secateur.report.verdict import GUESSING, Badge
+from secateur.report.verdict import GUESSING, Badge, describe_unmet
 from secateur.runs.rows import Row
 
 # Above these an attack is better than guessing. A guess has a TPR that equals the FPR on average, but at a threshold
@@ -68,11 +68,12 @@ def build_headline(rows: Sequence[Row], limits: Sequence[Check] | None = None) -
     claims = [item for run in group_by(rows, lambda row: row.extra.get("run")).values() for item in check_claims(run)]
     headline = _build_measured(rows, [item for item in limits or [] if item.measure != CLAIM])
     refuted = any(item.outcome is Outcome.ABOVE for item in claims)
+    unmet = describe_unmet(rows, lambda row: str(row.defense))
     untested = [FINE_TUNING] if any(row.metric == "epsilon" and UNTESTED in (row.note or "") for row in rows) else []
     return replace(
         headline,
         badge=REFUTED if refuted else headline.badge,
-        sentences=[*headline.sentences, *(f"{_capitalise(item.sentence)}." for item in claims), *untested],
+        sentences=[*headline.sentences, *unmet, *(f"{_capitalise(item.sentence)}." for item in claims), *untested],
     )
 
 

@@ -11,6 +11,9 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
+from secateur.defenses import AGAINST_NOTHING
+from secateur.evaluation.attack_strength import AGAINST_SUBMODELS
+
 MEANINGS = {  # by parameter; `kind.parameter` or `method.parameter` comes first where the same name differs
     "a": "offline: share of P_in that follows P_out, as P_in is unknown",
     "accountant": "how epsilon is counted: rdp or prv",
@@ -235,11 +238,11 @@ GAPS = {  # kinds, `acts_on` of defenses, and methods: what a method does not pr
     "r-gap": "it needs one image, an exact update and a plain chain of layers; other attacks do not",
 }
 STRONGEST = {  # of kinds; a defense names its own (`strongest` of its decorator)
-    "attack": "among those here, lira and rmia on 16 in-out models (--in-out 16)",
+    "attack": f"among those here, {AGAINST_NOTHING}",
     "inversion": "an active server (rob); among passive ones, an attack that knows of the defense (adaptive=...)",
-    "pruner": "lira or rmia on 16 in-out models (--in-out 16), pruned in the same way",
+    "pruner": f"{AGAINST_NOTHING}, pruned in the same way",
     "base-pruning": "sgi:adaptive=support:follows=true, which compares sent entries and remembers a client's last ones",
-    "submodel": "rmia:gamma=1 on shadow federations (--set shadow_federations=8)",
+    "submodel": AGAINST_SUBMODELS,
 }
 SUBMODEL = "an honest-but-curious server sees each client's part of the model; a client, the part that it trains"
 

@@ -294,6 +294,7 @@ def _build_submodels(rows: Sequence[Row], figures: Sequence[Labels]) -> dict[str
     networks, data = (join_distinct(getattr(row, name) for row in federated) for name in ("model", "dataset"))
     return {
         "submodels_subject": f"{networks} on {data}",
+        "submodels_unmet": submodels.describe_unmet_clients(rows),
         "submodel_advice": [
             (row, caution(row) or "", submodels.build_advice_table(advice)) for row, advice in from_rows(rows)
         ],

@@ -17,6 +17,7 @@ from secateur.metrics.membership import Estimate
 from secateur.report import summary, table
 from secateur.report.summary import SummaryCell, SummaryLine, group_by, select_rows, summarise, summarise_cell
 from secateur.report.table import Column, ReportTable, TableCell, label_column, measure_column
+from secateur.report.verdict import describe_unmet
 from secateur.runs.rows import Row
 
 FEDERATION = ("run", "submodels", "large_clients", "uncovered", "augment")  # labels that tell federations apart
@@ -221,6 +222,17 @@ def build_tables(rows: Sequence[Row]) -> dict[str, ReportTable]:
         for key, (caption, lines, columns) in plans.items()
         if lines
     }
+
+
+def describe_unmet_clients(rows: Sequence[Row]) -> list[str]:
+    """Return a sentence for each attacker known to be stronger than those that federations met."""
+    return describe_unmet(filter(is_submodel, rows), _name_rule)
+
+
+def _name_rule(row: Row) -> str:
+    """Return the channel rule of a row, and the defense on top."""
+    rule = "fedavg" if row.extra["submodels"] == "none" else str(row.extra["submodels"])
+    return rule if row.defense in ("none", None) else f"{rule} with {row.defense}"
 
 
 def name_party(client: int | None) -> str:

@@ -210,7 +210,7 @@ def print_submodels(rows: Sequence[Row]) -> None:
     columns = [*compress(names, visible), *(_brief_column(name, heading) for name, heading in SUBMODELS.items())]
     if lines:
         console.print(to_rich(build_table("", lines, columns)))
-    for sentence in _describe_excluded(exposed):
+    for sentence in [*_describe_excluded(exposed), *submodels.describe_unmet_clients(rows)]:
         console.print(sentence, soft_wrap=True)
     if any(map(inversion.is_inversion, rows)):
         print_inversion(rows)

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
+from secateur.evaluation.attack_strength import UNMET, read_unmet
 from secateur.report import summary
 from secateur.report.summary import SummaryLine, find_original, model_key, name_deed, name_model, select_strongest
 from secateur.report.table import format_measure
+from secateur.runs.rows import Row
 
 NEAR = 0.02  # an accuracy loss against the original that many would accept
 GUESSING = 0.5
+BARE = ("none", "given", "None")  # in the place of a defense
 
 
 @dataclass(frozen=True)
@@ -42,6 +45,27 @@ def write_verdict(table: Sequence[SummaryLine]) -> list[str]:
             f"{_name_model(choice)} leaks least: {_describe_leak(choice)}."
         )
     return sentences
+
+
+def describe_unmet(rows: Iterable[Row], name: Callable[[Row], str]) -> list[str]:
+    """Return a sentence for each attacker known to be stronger, with the defenses that did not meet it.
+
+    Args:
+        rows: with the missing attackers in their notes.
+        name: returns the name of a row's defense or federation; a model without one is `none` or `given`.
+    """
+    missed = summary.group_by((row for row in rows if read_unmet(row.note)), lambda row: read_unmet(row.note))
+    return [
+        f"{_join_subjects(same, name)} {UNMET}the strongest attacker known: {unmet.removeprefix(UNMET)}."
+        for unmet, same in missed.items()
+    ]
+
+
+def _join_subjects(rows: Iterable[Row], name: Callable[[Row], str]) -> str:
+    """Return the names of defenses, each with its run if the page has several."""
+    named = ((f"{row.extra['run']}: " if row.extra.get("run") else "", name(row)) for row in rows)
+    joined = summary.join_distinct(run + ("the model" if defense in BARE else defense) for run, defense in named)
+    return f"The{joined[3:]}" if joined.startswith("the model") else joined
 
 
 def _select_shipped(best: Sequence[SummaryLine]) -> list[SummaryLine]:

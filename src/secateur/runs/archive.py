@@ -190,11 +190,12 @@ def _list_values(rows: Sequence[Row]) -> dict[str, str]:
 
 
 def _join(parts: Iterable[Sequence[T]]) -> list[T]:
-    """Return what the parts hold; what an earlier part has is left out."""
+    """Return what the parts hold; what an earlier part has is left out, also with another note."""
     joined: list[T] = []
     seen: set[str] = set()
     for part in parts:
-        texts = [json.dumps(one.to_json() if isinstance(one, Row) else one, sort_keys=True) for one in part]
+        plain = (replace(one, note=None).to_json() if isinstance(one, Row) else one for one in part)
+        texts = [json.dumps(one, sort_keys=True) for one in plain]
         joined += [one for one, text in zip(part, texts, strict=True) if text not in seen]
         seen.update(texts)
     return joined

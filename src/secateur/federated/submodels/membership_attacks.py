@@ -31,11 +31,12 @@ from secateur.attacks.membership.yeom import MOST, Trial, average_over_knowledge
 from secateur.catalogue import Choice
 from secateur.data.dataset import Dataset
 from secateur.errors import NotFinite, WrongInput, check_whole
+from secateur.evaluation.attack_strength import name_missing_clients
 from secateur.federated.spec import Adam
 from secateur.federated.submodels import networks
 from secateur.interfaces import Batch, BlackBox, Candidates, Guesses, InOut, Params, Transform
 from secateur.metrics.membership import Estimate, evaluate, share
-from secateur.runs.rows import Row
+from secateur.runs.rows import Row, join_notes
 from secateur.seeding import derive
 from secateur.training.recipe import Recipe, Task
 from secateur.training.trainer import fit_many
@@ -179,9 +180,12 @@ class MembershipEvaluation:
         groups = [([attack], self.yeom(attack, asked)) for attack in by_loss]
         groups += [(by_shadows, self.run_shadow_attacks(by_shadows, asked))] if by_shadows else []
         rows = [self.accuracy()]
+        unmet = name_missing_clients(map(str, attacks), federations=asking.federations)
         for group, attacked in groups:
             try:
-                rows += list(attacked)
+                rows += [
+                    replace(row, note=join_notes(row.note, unmet)) if row.metric == "auc" else row for row in attacked
+                ]
             except NotFinite as error:
                 rows += [self.exclude(attack, error.message) for attack in group]
         return rows
