@@ -243,10 +243,10 @@ def find_sent(view: ServerView, name: str, observed: Params) -> Tensor:
 def fill_rows(weight: Tensor, bias: Tensor, sent: Tensor, bias_sent: Tensor) -> tuple[Tensor, Tensor]:
     """Return the imprint's gradient (bins, D) and (bins,) with entries that were not sent taken from the nearest rows.
 
-    Two rows differ by slope times picture of each picture between them. If an entry was sent in both, but in no row
-    between them, the pictures between them share the difference in proportion to their squared slopes. These are the
-    smallest pictures that explain it. So rows without a picture between them stay equal. The row after the last is 0.
-    An entry that no row above shows is equal to that of the next row: its picture is 0 there.
+    Two rows differ by slope times picture of each picture between them. So rows without a picture between them are
+    equal. If an entry was sent in two rows, but in none between them, the pictures between them share the difference
+    by their squared slopes. These are the smallest pictures that explain it. The row after the last is 0. An entry that
+    no row above shows is equal to that of the next row: its picture is 0 there.
 
     Slopes are differences of the bias gradient. Where it was not sent, the mean squared jump of the weights' gradient
     over entries sent in both rows stands for the squared slope.
