@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable
-from typing import Any, Literal
+from typing import Any, Final, Literal
 
 import torch
 from torch import Tensor, nn
@@ -33,7 +33,7 @@ Compression = Callable[[Params], Params]
 PLAIN = "none"  # the mode of an attacker who does not know of the defense
 FOLLOWS = "follows"  # the part of a mode: the attacker remembers which entries the client sent last
 ACCUMULATES = "accumulates"  # the part of a mode: the attacker joins a client's last rounds
-FILL = "fill"  # the mode of an attack whose tampered model makes entries of the update equal
+FILL: Final = "fill"  # the mode of an attack whose tampered model makes entries of the update equal
 MAGNITUDES = "magnitudes"  # the part of a mode: the attacker reads the squared gradients of withheld weights
 SETTINGS = {FOLLOWS: "follows=true", ACCUMULATES: "rounds=3", MAGNITUDES: "magnitudes=true"}  # others: adaptive=PART
 SAME = 0.05  # relative difference up to which a square and an update show the same gradient
