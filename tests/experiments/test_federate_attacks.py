@@ -78,6 +78,14 @@ def test_rob_in_a_pruned_federation(tmp_path):
     assert [row.value for row in lost] == [2] and "attacker changed" in lost[0].note
 
 
+@pytest.mark.parametrize("defense", ["random", "pseudo-random"])
+def test_rob_fills_weights_that_clients_withhold(tmp_path, defense):
+    attacks = "rob:bins=64,rob:bins=64:adaptive=fill"
+    rows = rows_of(tmp_path, "--attack", attacks, "--attack-clients", "2", "--defense", defense)
+    seen = {row.attack: row.value for row in rows if row.metric == "psnr" and row.extra["client"] is None}
+    assert seen["rob:adaptive=fill:bins=64"] > seen["rob:bins=64"] + 10
+
+
 EVERYTHING = [*IG, "--attack-at", "3,4", "--attack-clients", "2", "--attack-history", "3", "--membership", "yeom,lira"]
 EVERYTHING += ["--defense", "dgp+error-feedback"]
 

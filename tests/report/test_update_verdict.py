@@ -189,4 +189,6 @@ def test_a_federation_has_a_verdict_on_pictures_members_and_epsilon(auc, low, co
 
 def test_modes_are_those_of_the_catalogue():
     assert list_modes("precode+dgp") == ["layer", "support", "reapply"]
+    assert list_modes("random", attacks=["ig"]) == ["support+follows"]  # fill needs a tampered model
+    assert list_modes("random", attacks=["rob"]) == ["support+follows", "fill"]
     assert list_modes("mine") == list_modes("dp") == []  # a name of the user's own, or none known

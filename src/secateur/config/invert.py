@@ -38,8 +38,8 @@ class Invert(Common):
     targets: base.Count = flag(20, "Number of updates to attack.")
     batch_size: base.Count = flag(1, "Examples in an update.")
     labels: Literal["inferred", "oracle"] = flag("inferred", base.LABELS)
-    adaptive: Literal["none", "support", "layer", "reapply", "mask", "loss"] = flag(
-        "none", "Attacker's use of the defense: none, support, layer, reapply, mask or loss."
+    adaptive: Literal["none", "support", "layer", "reapply", "mask", "loss", "fill"] = flag(
+        "none", "Attacker's use of the defense: none, support, layer, reapply, mask, loss or fill."
     )
     restarts: base.Count | None = flag(None, "Trials of every attack; the one with the lowest loss counts.")
     iterations: base.Count | None = flag(None, base.ITERATIONS)

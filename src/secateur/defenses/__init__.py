@@ -2,7 +2,9 @@
 
 # the strongest attacker known, of defenses that share it
 AGAINST_PRUNING = "adaptive=support or reapply; with error feedback support and follows=true, on a trained residual"
-AGAINST_WITHHOLDING = "sgi:adaptive=support:follows=true; where batches repeat, also rounds=N, which joins rounds"
+AGAINST_WITHHOLDING = (
+    "rob:adaptive=fill; of passive ones sgi:adaptive=support:follows=true, also rounds=N on repeated batches"
+)
 IN_OUT = 16  # models of the strongest attacker on members
 AGAINST_NOTHING = f"lira or rmia on {IN_OUT} in-out models (--in-out {IN_OUT})"
 IMITATING = "that have the same defense (--adaptive)"

@@ -59,7 +59,12 @@ PRESETS = {
 
 
 @method(
-    "defense", "priprune", "priprune", acts_on="client", adaptive=("support+follows",), strongest=AGAINST_WITHHOLDING
+    "defense",
+    "priprune",
+    "priprune",
+    acts_on="client",
+    adaptive=("support+follows", "fill"),
+    strongest=AGAINST_WITHHOLDING,
 )
 @dataclass(frozen=True)
 class PriPrune:

@@ -93,7 +93,12 @@ class Withholding:
 
 
 @method(
-    "defense", "largest", "priprune", acts_on="client", adaptive=("support+follows",), strongest=AGAINST_WITHHOLDING
+    "defense",
+    "largest",
+    "priprune",
+    acts_on="client",
+    adaptive=("support+follows", "fill"),
+    strongest=AGAINST_WITHHOLDING,
 )
 @dataclass(frozen=True)
 class Largest(Withholding):
@@ -114,7 +119,7 @@ class Largest(Withholding):
     "pseudo-largest",
     "priprune",
     acts_on="client",
-    adaptive=("support+follows",),
+    adaptive=("support+follows", "fill"),
     strongest=AGAINST_WITHHOLDING,
 )
 @dataclass(frozen=True)
@@ -127,7 +132,14 @@ class PseudoLargest(Largest):
     pseudo: bool = True
 
 
-@method("defense", "random", "priprune", acts_on="client", adaptive=("support+follows",), strongest=AGAINST_WITHHOLDING)
+@method(
+    "defense",
+    "random",
+    "priprune",
+    acts_on="client",
+    adaptive=("support+follows", "fill"),
+    strongest=AGAINST_WITHHOLDING,
+)
 @dataclass(frozen=True)
 class RandomShare(Withholding):
     """Prunes weights drawn at random before they are sent, anew in every round (Random; priprune Section 5.1).
@@ -151,7 +163,7 @@ class RandomShare(Withholding):
     "pseudo-random",
     "priprune",
     acts_on="client",
-    adaptive=("support+follows",),
+    adaptive=("support+follows", "fill"),
     strongest=AGAINST_WITHHOLDING,
 )
 @dataclass(frozen=True)
@@ -164,7 +176,9 @@ class PseudoRandomShare(RandomShare):
     pseudo: bool = True
 
 
-@method("defense", "mix", "priprune", acts_on="client", adaptive=("support+follows",), strongest=AGAINST_WITHHOLDING)
+@method(
+    "defense", "mix", "priprune", acts_on="client", adaptive=("support+follows", "fill"), strongest=AGAINST_WITHHOLDING
+)
 @dataclass(frozen=True)
 class Mix(Withholding):
     """Prunes half of its rate by the largest gradients and half at random before sending (Mix; priprune Section 5.1).
@@ -193,7 +207,12 @@ class Mix(Withholding):
 
 
 @method(
-    "defense", "pseudo-mix", "priprune", acts_on="client", adaptive=("support+follows",), strongest=AGAINST_WITHHOLDING
+    "defense",
+    "pseudo-mix",
+    "priprune",
+    acts_on="client",
+    adaptive=("support+follows", "fill"),
+    strongest=AGAINST_WITHHOLDING,
 )
 @dataclass(frozen=True)
 class PseudoMix(Mix):

@@ -6,8 +6,8 @@ import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from secateur.attacks.inversion.adaptive import FOLLOWS, MAGNITUDES, PLAIN, mode_of, settings_of_mode
-from secateur.catalogue import methods, name_of, split
+from secateur.attacks.inversion.adaptive import FILL, FOLLOWS, MAGNITUDES, PLAIN, mode_of, settings_of_mode
+from secateur.catalogue import Method, methods, name_of, split
 from secateur.defenses import AGAINST_NOTHING, AGAINST_TRAINING, IMITATING, IN_OUT
 from secateur.evaluation.calibration import WEIGHTS
 from secateur.evaluation.reconstruction import fewest_updates
@@ -46,7 +46,7 @@ class Strength:
     @property
     def cut(self) -> str | None:
         """The iterations, if they are fewer than those of the attack's paper."""
-        entry = methods("inversion").get(name_of(self.name))
+        entry = _find(self.name)
         whole = 0 if entry is None else entry.defaults.get("iterations", 0)
         taken = int(self.setting("iterations", str(whole)))
         return f"{name_of(self.name)} took {taken} of its {whole} iterations" if taken < whole else None
@@ -88,7 +88,7 @@ def pools(row: Row) -> bool:
 
 def list_missing(attacks: Sequence[Strength], defense: str, base: str = "") -> list[str]:
     """Return the evidence without which nothing recognised is no sign of safety; `base` is the base pruning."""
-    missing, modes = [], list_modes(defense, base)
+    missing, modes = [], list_modes(defense, base, [attack.name for attack in attacks])
     met = _with_magnitudes({attack.mode for attack in attacks})
     if unmet := [mode for mode in modes if mode not in met]:
         weak = ", ".join(map(settings_of_mode, unmet))
@@ -121,9 +121,12 @@ def name_unmet(defense: str, attacks: Iterable[str], base: str = "") -> str:
     Example:
         >>> name_unmet("dgp", ["ig", "ig:adaptive=support"]), name_unmet("noise", ["ig"])
         ('did not meet adaptive=reapply', '')
+        >>> name_unmet("random", ["rob", "sgi:adaptive=support:follows=true"])
+        'did not meet adaptive=fill'
     """
+    attacks = list(attacks)
     met = _with_magnitudes(set(map(read_mode, attacks)))
-    unmet = [settings_of_mode(mode) for mode in list_modes(defense, base) if mode not in met]
+    unmet = [settings_of_mode(mode) for mode in list_modes(defense, base, attacks) if mode not in met]
     return f"{UNMET}{', '.join(unmet)}" if unmet else ""
 
 
@@ -200,8 +203,10 @@ def _with_magnitudes(modes: set[str]) -> set[str]:
     return modes | {MAGNITUDES for mode in modes if MAGNITUDES in mode}
 
 
-def list_modes(defense: str, base: str = "") -> list[str]:
+def list_modes(defense: str, base: str = "", attacks: Iterable[str] = ()) -> list[str]:
     """Return the adaptive modes that a defense, on top of a base pruning, is known to be weak against.
+
+    fill needs a tampered model, so it is among them only if one of `attacks` has it.
 
     Example:
         >>> list_modes("dgp:k1=0.05+error-feedback"), list_modes("noise"), list_modes("largest", "prunefl:rate=0.3")
@@ -209,9 +214,15 @@ def list_modes(defense: str, base: str = "") -> list[str]:
     """
     known = methods("defense")
     entries = [entry for part in defense.split("+") if (entry := known.get(name_of(part)))]
-    modes = [mode for entry in entries for mode in entry.info.get("adaptive", ())]
+    fills = any(FILL in entry.info.get("adapts", ()) for entry in map(_find, attacks) if entry is not None)
+    modes = [mode for entry in entries for mode in entry.info.get("adaptive", ()) if mode != FILL or fills]
     withholds = any(entry.info["acts_on"] == "client" for entry in entries)
     return list(dict.fromkeys([*modes, *[MAGNITUDES] * (withholds and sends_squares(base))]))
+
+
+def _find(attack: str) -> Method | None:
+    """Return the method of an attack that is written with its settings; None if there is none of its name."""
+    return methods("inversion").get(name_of(attack))
 
 
 def sends_squares(base: str) -> bool:

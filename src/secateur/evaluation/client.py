@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Generator, Tensor, nn
 
-from secateur.attacks.inversion.adaptive import PLAIN, Adaptive, mode_of_attack, support
+from secateur.attacks.inversion.adaptive import FILL, PLAIN, AdaptiveServer, mode_of_attack, support
 from secateur.attacks.inversion.updates import gradient_update, statistics_of, weights_update
 from secateur.catalogue import Choice, Defense
 from secateur.config import TRAINED, UPDATES
@@ -44,12 +44,13 @@ from secateur.runs.rows import Row, join_notes
 from secateur.seeding import derive
 from secateur.training.optimisers import read_steps, shuffle_epochs, write_optimiser
 
-GUESSES: Mapping[Adaptive, str] = {
+GUESSES: Mapping[AdaptiveServer, str] = {
     "support": "that an entry of zero was dropped",
     "layer": "that one layer is not to be trusted",
     "reapply": "that the update was compressed, but not how",
     "mask": "that small entries are noise where something was dropped",
     "loss": "the client's loss",
+    FILL: "that an entry of zero was withheld",
 }
 NAIVE = "but takes its steps as one of plain gradient descent"
 Target = Batch | Gradient | Weights  # examples that the client makes an update of, or a captured update
@@ -69,7 +70,7 @@ class AttackedClient:
     transform: Transform | None = None  # of the examples before they are used
     precode: Precode | None = None  # the settings of the network's bottleneck
     seed: int = 0  # of the random numbers of transform and noise
-    adaptive: Adaptive = "none"  # how the attacker adapts
+    adaptive: AdaptiveServer = "none"  # how the attacker adapts
     loss: Loss | None = None  # of the client where a defense changes it; an attacker knows it by adaptive=loss alone
     repeats: int = 1  # rounds in a row that are of one target's examples; the last of them is attacked
     further: Sequence[ServerView] = ()  # captured rounds of the same examples beside the attacked one
@@ -78,7 +79,7 @@ class AttackedClient:
 
     def meet_attack(self, attack: InversionAttack) -> AttackedClient:
         """Return the client as this attack meets it: an attacker who reapplies the compression knows it."""
-        adaptive: Adaptive = getattr(attack, "adaptive", "none")
+        adaptive: AdaptiveServer = getattr(attack, "adaptive", "none")
         compression = self.guard.compression if self.guard is not None and adaptive == "reapply" else None
         rounds, remembered = getattr(attack, "rounds", 1), []
         if getattr(attack, "follows", False) and self.guard is not None and self.guard.feeds_back:
@@ -423,8 +424,10 @@ def caution(defense: Defense, attacks: Sequence[Choice]) -> str | None:
     """Return a caution if no attack was of the kind that the defense is known to be weak against."""
     mounted = [attack.make() for attack in attacks]
     known = set(map(mode_of_attack, mounted))
-    missed = [names for part in defense.parts if not known & {*(names := part.method.info.get("adaptive", ()))}]
-    weak = sorted({name for names in missed for name in names})
+    fills = any(FILL in attack.method.info.get("adapts", ()) for attack in attacks)
+    modes = [[*part.method.info.get("adaptive", ())] for part in defense.parts]
+    missed = [names for names in modes if not known & {*names}]
+    weak = sorted({name for names in missed for name in names if name != FILL or fills})
     if not weak:
         return None
     how = "was attacked plainly only" if known <= {PLAIN} else "was not attacked as its weakness asks for"

@@ -182,8 +182,8 @@ class FederationBench(HalvedBench):
         members = list(search.membership) if rung == SHADOWED else list(search.membership)[:1]
         if rung != SHADOWED and CHEAP in search.membership:
             members = [CHEAP]
-        modes = list_modes(str(recipe.defense), str(recipe.method)) + (["reapply"] if recipe.rates else [])
         inversions = [str(attack) for attack in search.attack] if rung == SHADOWED or not members else []
+        modes = list_modes(str(recipe.defense), str(recipe.method), inversions) + (["reapply"] if recipe.rates else [])
         if recipe.rates and search.local_steps != 1:
             inversions = []  # an epoch of a sub-model cannot be inverted
         adapted = [_adapt(attack, mode) for mode in modes for attack in inversions if rung == SHADOWED]

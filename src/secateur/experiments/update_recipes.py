@@ -216,7 +216,9 @@ class UpdateBench(HalvedBench):
             return [_shorten(attacks[0])]
         if rung != SHADOWED:
             return attacks[:1]
-        adapted = [_adapt(attack, mode) for mode in list_modes(str(defense)) for attack in attacks]
+        adapted = [
+            _adapt(attack, mode) for mode in list_modes(str(defense), "", map(str, attacks)) for attack in attacks
+        ]
         return list(dict.fromkeys([*attacks, *(attack for attack in adapted if attack is not None)]))
 
     def _train(self, run: HalfRun, config: Invert, data: Dataset, seed: int, defense: Defense) -> CollaborativeResult:

@@ -18,7 +18,7 @@ MEANINGS = {  # by parameter; `kind.parameter` or `method.parameter` comes first
     "a": "offline: share of P_in that follows P_out, as P_in is unknown",
     "accountant": "how epsilon is counted: rdp or prv",
     "accuracy": "weight lambda_acc of the classification loss",
-    "adaptive": "how the attacker adapts to a defense: none, support, layer, reapply or mask",
+    "adaptive": "how the attacker adapts to a defense: none, support, layer, reapply, mask, loss or fill",
     "alpha": "share of a layer's kept weights that is pruned and grown again",
     "adv.alpha": "weight of the surrogate attack's gain in the classifier's loss",
     "priprune.alpha": "probability of withholding a weight, at the start",

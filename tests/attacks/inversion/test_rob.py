@@ -13,6 +13,8 @@ from secateur.attacks.inversion.rob import (
     Rob,
     expected_isolated,
     explain,
+    fill_rows,
+    interpolate,
     read_out,
     read_surviving,
     thresholds,
@@ -22,7 +24,7 @@ from secateur.config import defense_of_updates
 from secateur.data.load import load
 from secateur.defenses.error_feedback import upload_of
 from secateur.errors import WrongInput
-from secateur.interfaces import Batch, Gradient, Knowledge, ServerView, UploadContext
+from secateur.interfaces import Batch, Gradient, Knowledge, ServerView, UploadContext, Weights
 from secateur.tree import state_of
 from silent_watch import Silent
 
@@ -172,9 +174,88 @@ def test_mask_takes_small_entries_for_noise():
     assert seen["mask"] > seen["support"] + 0.1
 
 
+def rows_of(*missing, biases=()):
+    """The rows and biases of `test_read_out_by_hand`, those named not sent: (weight, bias, their masks of sent)."""
+    weight, bias = torch.tensor([[5.0, 0.0], [3.0, -4.0], [3.0, -4.0]]), torch.tensor([1.0, -1.0, -1.0])
+    sent, bias_sent = torch.ones_like(weight, dtype=torch.bool), torch.ones_like(bias, dtype=torch.bool)
+    for place in missing:
+        sent[place] = False
+    bias_sent[list(biases)] = False
+    return weight.where(sent, 9.0), bias.where(bias_sent, 9.0), sent, bias_sent
+
+
+@pytest.mark.parametrize("biases", [(), (1,), (2,)])
+def test_an_entry_that_was_not_sent_is_that_of_an_equal_row(biases):
+    """No picture lies in bin 1, so rows 1 and 2 are equal; without a bias the rows' sent entries say so."""
+    weight, bias = fill_rows(*rows_of((1, 0), (2, 1), biases=biases))
+    pictures, slopes = read_out(weight, bias, 1e-5)
+    assert torch.equal(pictures, torch.tensor([[1.0, 2.0], [-3.0, 4.0]]))
+    assert slopes.tolist() == [2.0, -1.0]
+
+
+def test_an_entry_that_no_equal_row_has_is_shared_by_the_pictures_around_it():
+    """The jump of 5 over slopes 2 and -1 is 2 * 2 - 1 * -1; above all sent rows there is nothing to read."""
+    weight, bias = fill_rows(*rows_of((1, 0), (2, 0)))
+    assert torch.allclose(weight[:, 0], torch.tensor([5.0, 1.0, 1.0]))
+    pictures, _ = read_out(weight, bias, 1e-5)
+    assert torch.allclose(pictures, torch.tensor([[2.0, 2.0], [-1.0, 4.0]]))
+    pictures, _ = read_out(*fill_rows(*rows_of((0, 0))), 1e-5)
+    assert torch.allclose(pictures, torch.tensor([[0.0, 2.0], [-3.0, 4.0]]))
+
+
+def test_interpolation_keeps_known_entries_and_falls_to_zero_after_the_last_row():
+    rows, known = torch.tensor([[8.0], [0.0], [4.0], [0.0]]), torch.tensor([[True], [False], [True], [False]])
+    assert interpolate(rows, known, torch.tensor([1.0, 3.0, 1.0, 3.0])).flatten().tolist() == [8.0, 7.0, 4.0, 3.0]
+    assert not interpolate(rows, torch.zeros_like(known), torch.ones(4)).any()
+
+
+def withheld(share, seed=1):
+    """Updates whose weights lack a share at random, biases too: as weights, where 0 was sent for them."""
+
+    def update(net, state, batch):
+        values, rng = weights_update(net, state, batch).values, torch.Generator().manual_seed(seed)
+        return Weights(
+            {name: value * (torch.rand(value.shape, generator=rng) > share) for name, value in values.items()}
+        )
+
+    return update
+
+
+@pytest.mark.parametrize("update", [gradient_update, weights_update], ids=["gradient", "weights"])
+def test_where_nothing_was_withheld_filling_changes_nothing(update):
+    shape, read = (1, 8, 8), {}
+    for adaptive in ("none", "fill"):
+        rng = torch.Generator().manual_seed(3)
+        _, read[adaptive] = mount(
+            Rob(adaptive=adaptive), shape, noise(5, 9, shape, rng), rng, update=update, learning_rate=0.1
+        )
+    for plain, knowing in zip(*read.values(), strict=True):
+        assert torch.equal(plain.batch.inputs, knowing.batch.inputs)
+        assert torch.equal(plain.batch.labels, knowing.batch.labels)
+
+
+def test_who_fills_entries_that_were_withheld_reads_most_pictures_exactly():
+    """Of a batch of four in 128 bins, most gaps between pictures have a row where each entry was sent."""
+    shape, seen = (3, 8, 8), {}
+    for adaptive in ("none", "support", "fill"):
+        rng = torch.Generator().manual_seed(3)
+        batches = noise(20, 4, shape, rng)
+        _, found = mount(Rob(adaptive=adaptive), shape, batches, rng, update=withheld(0.3), learning_rate=0.1)
+        seen[adaptive] = torch.cat([exact(one, batch, 1e-6) for one, batch in zip(found, batches, strict=True)])
+    assert not seen["none"].any() and not seen["support"].any()
+    assert seen["fill"].double().mean() > 0.5
+
+
+def test_an_update_of_zeros_alone_shows_no_pictures_to_who_fills_it(rng):
+    _, (found,) = mount(
+        Rob(adaptive="fill"), (1, 8, 8), noise(1, 9, (1, 8, 8), rng), rng, update=withheld(1.0), learning_rate=0.1
+    )
+    assert torch.isfinite(found.batch.inputs).all()
+
+
 @pytest.mark.parametrize(("word", "reason"), [("layer", "imprint block alone"), ("reapply", "no trial to compress")])
 def test_an_option_that_means_nothing_is_refused_with_the_reason(word, reason):
-    with pytest.raises(WrongInput, match=f"means nothing here: rob .*{reason}.*allowed: none, support, mask"):
+    with pytest.raises(WrongInput, match=f"means nothing here: rob .*{reason}.*allowed: none, support, mask, fill"):
         Rob(adaptive=word)
 
 

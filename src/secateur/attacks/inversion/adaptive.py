@@ -2,7 +2,8 @@
 
 support: compare only non-zero entries of the update. layer: leave a defended layer out. reapply: compress the trial's
 gradient as the client did. mask: estimate the kept entries of an update whose pruned entries hold noise, and compare
-only these. loss: take the gradient of a trial by the client's own loss, where that is not the cross-entropy.
+only these. loss: take the gradient of a trial by the client's own loss, where that is not the cross-entropy. fill: fill
+entries that are missing from others that must be equal to them, as a tampered model allows (rob alone).
 
 More parts of a mode use what the server saw besides one update. follows: leave out entries that the client did not send
 the last time. With error feedback, or where a client keeps a withheld weight, such an entry holds changes of earlier
@@ -15,7 +16,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable
-from typing import Any, Literal
+from typing import Any, Final, Literal
 
 import torch
 from torch import Tensor, nn
@@ -27,10 +28,12 @@ from secateur.interfaces import Knowledge, Mask, Params, ServerView, Weights
 from secateur.seeding import derive
 
 Adaptive = Literal["none", "support", "layer", "reapply", "mask", "loss"]
+AdaptiveServer = Literal[Adaptive, "fill"]  # modes of an active server
 Compression = Callable[[Params], Params]
 PLAIN = "none"  # the mode of an attacker who does not know of the defense
 FOLLOWS = "follows"  # the part of a mode: the attacker remembers which entries the client sent last
 ACCUMULATES = "accumulates"  # the part of a mode: the attacker joins a client's last rounds
+FILL: Final = "fill"  # the mode of an attack whose tampered model makes entries of the update equal
 MAGNITUDES = "magnitudes"  # the part of a mode: the attacker reads the squared gradients of withheld weights
 SETTINGS = {FOLLOWS: "follows=true", ACCUMULATES: "rounds=3", MAGNITUDES: "magnitudes=true"}  # others: adaptive=PART
 SAME = 0.05  # relative difference up to which a square and an update show the same gradient

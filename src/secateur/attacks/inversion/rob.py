@@ -16,12 +16,12 @@ from torch import Generator, Tensor, nn
 from torch.distributions import Laplace, Normal
 from torch.func import functional_call
 
-from secateur.attacks.inversion.adaptive import Adaptive, mask_again
+from secateur.attacks.inversion.adaptive import FILL, Adaptive, AdaptiveServer, mask_again
 from secateur.attacks.inversion.problem import expand_as, structure
 from secateur.attacks.inversion.updates import read_gradient
 from secateur.catalogue import method
 from secateur.errors import WrongInput, check_number, check_whole, unknown
-from secateur.interfaces import Batch, Knowledge, Params, Reconstruction, ServerView, Watch
+from secateur.interfaces import Batch, Knowledge, Params, Reconstruction, ServerView, Watch, Weights
 from secateur.tree import mask_tree
 
 DEVIATIONS = {"randn": 1.0, "dct": 0.18}  # of a measurement whose row has norm D^-.5 (dct) or 1 (randn)
@@ -42,7 +42,7 @@ STRETCHED = 0.9  # of a picture's entries lie inside the box when its slope is n
     threat="an active server that puts an imprint block before the first layer; it knows the normalisation, so that a"
     " random measurement of a picture has about mean 0 and deviation 1 (or estimates both from public pictures)",
     active=True,
-    adapts=("support", "mask"),
+    adapts=("support", "mask", FILL),
 )
 @dataclass(frozen=True)
 class Rob:
@@ -60,7 +60,9 @@ class Rob:
     A picture's label is the one that explains its bias gradient best; the loss is the share that remains unexplained.
 
     An attacker who knows that entries were dropped reads the jumps between rows of weights, which outlive their biases.
-    `adaptive` is then support, where a zero was dropped, or mask, where noise filled the holes.
+    `adaptive` is then support, where a zero was dropped, or mask, where noise filled the holes. One who knows that
+    entries were withheld takes them from the nearest rows where they were sent: fill. Rows without a picture between
+    them are equal, so this is exact unless an entry is missing in all rows between two pictures.
 
     Equation: `picture of bin i = (dL/dW_i - dL/dW_(i+1)) / (dL/db_i - dL/db_(i+1))`.
     """
@@ -70,14 +72,14 @@ class Rob:
     centre: float = 0.0
     deviation: float | None = None
     threshold: float = 1e-5
-    adaptive: Adaptive = "none"
+    adaptive: AdaptiveServer = "none"
 
     def __post_init__(self) -> None:
         if self.measurement not in DEVIATIONS:
             raise unknown("attack rob measurement", self.measurement, DEVIATIONS)
         if self.adaptive in SENSELESS:
             reason = f"{self.adaptive} means nothing here: rob {SENSELESS[self.adaptive]}"
-            raise WrongInput("attack rob adaptive", f"{reason}; allowed: none, support, mask")
+            raise WrongInput("attack rob adaptive", f"{reason}; allowed: none, support, mask, fill")
         check_whole("attack rob bins", self.bins, 2)
         if self.deviation is not None:
             check_number("attack rob deviation", self.deviation, "(0, inf)")
@@ -123,7 +125,7 @@ class Rob:
         pictures, slopes = inputs[kept].view(-1, *knowledge.input_shape), slopes[kept]
         inferred, open_share = explain(view, knowledge, pictures, slopes, labels)
         alone = expected_isolated(torch.full((self.bins,), 1 / self.bins), knowledge.batch_size)
-        by = "bias gradient" if self.adaptive == "none" else "jump of the weights' gradient"
+        by = "bias gradient" if self.adaptive in ("none", FILL) else "jump of the weights' gradient"
         note = f"{full} of {self.bins} bins hold pictures; the {len(kept)} of the largest {by} are kept; "
         note += f"if bins are equally likely {alone:.1%} of the pictures are alone in theirs"
         if knowledge.batchnorm == "batch":
@@ -136,7 +138,11 @@ class Rob:
         if self.adaptive == "mask":
             observed = mask_tree(observed, mask_again(view, observed))
         weight, bias = observed["imprint.weight"], observed["imprint.bias"]
-        if self.adaptive == "none":
+        if self.adaptive == FILL:
+            weight, bias = fill_rows(
+                weight, bias, *(find_sent(view, f"imprint.{x}", observed) for x in ("weight", "bias"))
+            )
+        if self.adaptive in ("none", FILL):
             inputs, slopes = read_out(weight, bias, self.threshold)
             return inputs, slopes, slopes.abs()
         low, high = knowledge.box
@@ -226,6 +232,57 @@ def read_surviving(
     stretch = (jumps.abs() / reach).kthvalue(math.ceil(STRETCHED * len(reach)), dim=1).values.clamp_min(1e-30)
     taken = torch.where(known, slopes, torch.where(signs == 0, 1, signs) * stretch)
     return jumps[full] / taken[full, None], taken[full], sizes[full]
+
+
+def find_sent(view: ServerView, name: str, observed: Params) -> Tensor:
+    """Return the mask of a tensor's entries that the client sent: no zeros, and none that its gradient shows as 0."""
+    received = view.update.values[name] if isinstance(view.update, Weights) else observed[name]
+    return (received != 0) & (observed[name] != 0)
+
+
+def fill_rows(weight: Tensor, bias: Tensor, sent: Tensor, bias_sent: Tensor) -> tuple[Tensor, Tensor]:
+    """Return the imprint's gradient (bins, D) and (bins,) with entries that were not sent taken from the nearest rows.
+
+    Two rows differ by slope times picture of each picture between them. So rows without a picture between them are
+    equal. If an entry was sent in two rows, but in none between them, the pictures between them share the difference
+    by their squared slopes. These are the smallest pictures that explain it. The row after the last is 0. An entry that
+    no row above shows is equal to that of the next row: its picture is 0 there.
+
+    Slopes are differences of the bias gradient. Where it was not sent, the mean squared jump of the weights' gradient
+    over entries sent in both rows stands for the squared slope.
+    """
+    after = (
+        torch.cat([sent[1:], torch.ones_like(sent[:1])]),
+        torch.cat([bias_sent[1:], torch.ones_like(bias_sent[:1])]),
+    )
+    jumps, slopes = (value - torch.cat([value[1:], torch.zeros_like(value[:1])]) for value in (weight, bias))
+    shared, known = sent & after[0], bias_sent & after[1]
+    mean = torch.where(shared, jumps.double().square(), 0).sum(1) / shared.sum(1).clamp_min(1)
+    squares = torch.where(known, slopes.double().square(), mean)
+    return interpolate(weight, sent, squares), interpolate(bias[:, None], bias_sent[:, None], squares)[:, 0]
+
+
+def interpolate(values: Tensor, known: Tensor, steps: Tensor) -> Tensor:
+    """Return rows (R, E) whose unknown entries lie between the nearest known ones, `steps` (R,) from row to row.
+
+    The row after the last is known to be 0. Unknown entries above all known ones are equal to the first known one.
+
+    Example:
+        >>> rows, known = torch.tensor([[6.0], [0.0], [0.0]]), torch.tensor([[True], [False], [False]])
+        >>> interpolate(rows, known, torch.tensor([0.0, 1.0, 2.0])).flatten()
+        tensor([6., 6., 4.])
+    """
+    count = len(values)
+    ends, known = torch.cat([values, torch.zeros_like(values[:1])]), torch.cat([known, torch.ones_like(known[:1])])
+    rows = torch.arange(count + 1, device=values.device)[:, None]
+    above = torch.where(known, rows, -1).cummax(0).values
+    below = torch.where(known, rows, count).flip(0).cummin(0).values.flip(0)
+    place = torch.cat([torch.zeros_like(steps[:1]), steps.cumsum(0)])
+    start = place[above.clamp_min(0)]
+    share = ((place[:, None] - start) / (place[below] - start)).nan_to_num(0.0).to(values)  # 0 / 0: all are equal
+    first, last = ends.gather(0, above.clamp_min(0)), ends.gather(0, below)
+    filled = torch.where(above < 0, last, torch.lerp(first, last, share))
+    return torch.where(known, ends, filled)[:-1]
 
 
 def explain(

@@ -154,7 +154,9 @@ class MatrixSetting:
 
         `adapts` are the modes that the attack has; None: all.
         """
-        modes = list_modes(self.step.defense) + (["reapply"] if self.step.submodels else [])  # their step of Adam
+        modes = list_modes(self.step.defense, "", [attack]) + (
+            ["reapply"] if self.step.submodels else []
+        )  # their step of Adam
         modes = [mode for mode in modes if adapts is None or mode in adapts]
         return list(map(_spell, [attack, *(f"{attack}:{settings_of_mode(mode)}" for mode in modes)]))
 
