@@ -136,8 +136,13 @@ def measure_archives() -> Iterator[Measurement]:
                 data = tuple(dict.fromkeys(row.dataset for row in rows))
                 setting = f"{describe(archive, rows)}; [rows](rows/{path.name})"
                 measured = [finding for finding in findings if finding.measured != "not measured here"]
-                attackers, reduced = describe_attackers(rows), bool(differences(archive)) or is_thin(rows)
+                attackers, reduced = describe_attackers(rows), _is_reduced(archive) or is_thin(rows)
                 yield Measurement(name, data, measured, setting, attackers, archive.scale, reduced)
+
+
+def _is_reduced(archive: Archive) -> bool:
+    """Return True if a run had other settings than the paper's, or was interrupted."""
+    return bool(differences(archive) or archive.provenance.get("unfinished"))
 
 
 def is_thin(rows: list[Row]) -> bool:
@@ -147,14 +152,26 @@ def is_thin(rows: list[Row]) -> bool:
 
 def describe(archive: Archive, rows: list[Row]) -> str:
     """Return seeds, scale, networks and data sets of rows, and how the run differs from the paper's."""
-    seeds = len({row.seed for row in rows})
+    seeds = count_seeds(rows)
     where = f"{', '.join(dict.fromkeys(row.model for row in rows))} on {', '.join({row.dataset: 0 for row in rows})}"
     provenance = {name: str(value) for name, value in archive.provenance.items()}
-    parts = [f"{seeds} seed{'s' if seeds != 1 else ''}", archive.scale, where, differences(archive)]
+    parts = [f"{seeds} seed{'s' if seeds != '1' else ''}", archive.scale, where, differences(archive)]
     early = re.search(r"attack=\[?[^ ]*(samia|nn)", provenance.get("command", ""))
     parts.append("attack networks stop early" if early and "early_stopping=false" not in early[0] else "")
     parts += [provenance.get("unfinished", ""), "with cells left out" if "left out" in provenance else ""]
     return "; ".join(filter(None, parts))
+
+
+def count_seeds(rows: list[Row]) -> str:
+    """Return the number of seeds of every measured model or federation, such as `3`, or `1 to 5` where they differ."""
+    seeds: dict[tuple[Any, ...], set[int]] = {}
+    for row in rows:
+        if row.value is not None:
+            seeds.setdefault((row.model, row.dataset, row.pruner, row.sparsity, row.defense, row.attack), set()).add(
+                row.seed
+            )
+    least, most = (pick(map(len, seeds.values()), default=0) for pick in (min, max))
+    return str(most) if least == most else f"{least} to {most}"
 
 
 def differences(archive: Archive) -> str:

@@ -17,7 +17,7 @@ from typing import Any, ClassVar, NamedTuple
 from secateur.attacks.inversion.adaptive import PLAIN
 from secateur.catalogue import name_of
 from secateur.config import defense_of_updates
-from secateur.evaluation.attack_strength import list_modes, read_mode
+from secateur.evaluation.attack_strength import read_mode
 from secateur.metrics.estimates import combine, mean_of
 from secateur.metrics.membership import Estimate
 from secateur.report.summary import group_by
@@ -35,7 +35,7 @@ EXTREMES = ("lpips_min", "cw_ssim_max")  # of Rob's pictures
 PRINTED = {"lpips": "LPIPS", "cw_ssim": "SSIM", "lpips_min": "least LPIPS", "cw_ssim_max": "most SSIM"}
 SAME = 0.02  # of LPIPS or CW-SSIM: an eye sees no smaller difference
 RECOVERED, LEFT_OUT, TRAINED = "What attackers recover", "Left out", "Accuracy of collaborative training"
-PLAIN_ONLY = "stands only against the plain attacker"
+PLAIN_ONLY = "who knows of the defense sees more"
 UNMET = "met the plain attacker only"
 FEEDBACK = "+error-feedback"
 RESIDUAL = "residual_ratio"  # the norm of a trained residual by that of the gradient
@@ -361,7 +361,7 @@ def privacy_lines(results: DgpResults, paper: Callable[[AttackKey], str] = lambd
             cells |= {f"adaptive {name}": results.mean(adaptive, name) for name in PAIRED}
         lost = results.differences(client, adaptive)
         mark = PLAIN_ONLY if any(case is not None and case.low > SAME for case in lost) else ""
-        mark = UNMET if adaptive is None and list_modes(client.defense) else mark
+        mark = UNMET if adaptive is None and weak_modes(client.attack, client.defense) else mark
         printed = paper(client) if client.stage == "untrained" else ""  # the paper has no other stage
         lines.append(TableLine(labels, cells, printed, mark, RECOVERED))
     return lines
