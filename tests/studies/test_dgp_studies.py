@@ -472,9 +472,14 @@ def test_a_part_of_a_study_is_for_a_machine_of_its_own():
     assert list(attack_texts("ig", "dgp", SCALES["tiny"], few[0].adaptive))[1:] == ["ig:iterations=12:adaptive=support"]
     with pytest.raises(WrongInput, match="adaptive"):
         select_steps(steps, ["adaptive=nobody"], PARTS, OPTIONAL)
-    for nothing in ("steps=deep-leakage", "defenses"):
-        with pytest.raises(WrongInput, match=r"r-gap.*training.*soteria"):
-            select_steps(steps, [nothing], PARTS)
+    for wrong, words in (
+        ("steps=deep-leakage", "steps: 'deep-leakage' .*r-gap"),
+        ("defenses=dgp,dpg", "'dpg' .*soteria"),
+    ):
+        with pytest.raises(WrongInput, match=words):
+            select_steps(steps, [wrong], PARTS)
+    with pytest.raises(WrongInput, match=r"leaves nothing of this study.*r-gap.*training.*soteria"):
+        select_steps(steps, ["steps=training", "defenses=dgp"], PARTS)
     ratios, _ = select_steps(catalogue.find("study", "dgp-table2").make().read_steps(Step), ["defenses=dgp"], PARTS)
     assert all("dgp:k1=" in defense for step in ratios for defense in step.defenses)  # a name stands for its settings
 

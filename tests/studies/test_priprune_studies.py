@@ -163,7 +163,7 @@ def test_a_part_of_a_study_for_a_machine_of_its_own():
     (left,), _ = select_steps(all_of_it, ["defenses=pseudo-largest"], PARTS)
     assert len(left.defenses) == len(SCALES["full"].defense_rates)
     assert select_steps(all_of_it, [], PARTS) == (list(all_of_it), [])
-    with pytest.raises(WrongInput, match="its bases are prunefl, its defenses are none, priprune, pseudo-largest"):
+    with pytest.raises(WrongInput, match="bases: 'snip' is not known; allowed: prunefl"):
         select_steps(all_of_it, ["bases=snip"], PARTS)
     both = catalogue.find("study", "priprune-fig3").make().read_steps(Federations, **values_of(SCALES["full"]))
     (left,), _ = select_steps(both, ["broadcast=dense", "bases=snip"], PARTS)
@@ -243,7 +243,7 @@ def test_priprune_that_withholds_nothing_is_refuted():
     _, findings = tables.fig8(seen(several))
     assert said(findings, "in every attacked round") == "not supported"
     (finding,) = [finding for finding in findings if finding.key == "rounds.lower"]
-    assert finding.measured.startswith("1 of 2 yes, 1 no")
+    assert finding.measured.startswith("1 of 2, 1 against")
 
 
 def test_the_best_balance_needs_intervals_not_means():
@@ -421,7 +421,7 @@ def test_all_defenses_on_one_axis_and_the_sum_of_a_round():
     assert lines[-1].cells["NMI"].value == pytest.approx(0.1275)
     assert said(findings, "hides more than every other") == said(findings, "best balance") == "supported"
     assert said(findings, "sees only the sum") == said(findings, "hides as much as PriPrune") == "supported"
-    assert "2 of 2 yes" in findings[-2].measured
+    assert "2 of 2;" in findings[-2].measured
 
 
 def test_a_round_is_the_mean_of_its_victims():

@@ -205,4 +205,4 @@ def test_claims_have_the_fields_that_a_claim_can_have(paper):
         assert ("metric" in claim) == ("each" in claim) == ("higher" in claim or "lower" in claim)
         assert claim.get("need", "most") in ("most", "every", "some") and isinstance(claim.get("bound", 0.0), float)
     code = "".join(path.read_text() for path in (Path(studies.__file__).parent / paper).glob("*.py"))
-    assert all(f'"{name}"' in code for name in tables)
+    assert all(f'"{name}"' in code or f'"{name}.' in code for name in tables)
