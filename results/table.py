@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import sys
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +18,7 @@ from secateur.attacks.inversion.adaptive import PLAIN
 from secateur.catalogue import name_of
 from secateur.evaluation.attack_strength import Strength
 from secateur.report.matrix import NONE, MatrixCell, MatrixRow, build_heatmaps, is_lower
+from secateur.runs.rows import Row
 
 sys.path.insert(0, str(Path(__file__).parent))
 import claims
@@ -104,20 +105,20 @@ def _summarise_defenses(papers: Mapping[str, Any], lines: Mapping[str, list[Line
     head = ["paper", "claim", "ours [95 % interval]", "attackers met", "against the strongest"]
     body = [[f"{key[0]}, {join_items(line.item for line in same)}", *key[1:]] for key, same in hiding.items()]
     yield grid(head, body) if body else ""
-    path = claims.HERE / "rows" / "matrix-cifar10.jsonl.xz"
-    if path.exists():
-        yield from _summarise_matrix(path)
+    paths = [claims.HERE / "rows" / f"matrix-{name}.jsonl.xz" for name in ("cifar10", "int8")]
+    if rows := [row for path in paths if path.exists() for row in read(path).rows]:
+        yield from _summarise_matrix(rows)
 
 
-def _summarise_matrix(path: Path) -> Iterator[str]:
+def _summarise_matrix(rows: Sequence[Row]) -> Iterator[str]:
     """Yield the table of every defense of the matrix with the strongest attackers that it met."""
-    heatmap = build_heatmaps(read(path).rows)[0]
+    heatmap = build_heatmaps(rows)[0]
     yield (
         "## Every defense on one ground\n"
         f"{heatmap.network.capitalize()}, CIFAR-10, {len(heatmap.seeds)} seeds; "
         "[method, all columns and what the intervals say](matrix.md). Low is good: a grey picture has about 12 dB and "
         "a copy 60, guessed members have an AUC of 0.5. `adgp`, `ats` and `precode` are attacked outside the "
-        "federation. "
+        "federation, `int8` on another machine. "
         "The last column names what the seeds show to be lower than without a defense (of `ppb`, `adv` and `dp-sgd`: "
         "than `basic`), of pictures above grey. A star: a stronger attacker is known and was not met on every seed."
     )
