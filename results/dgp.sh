@@ -56,7 +56,7 @@ gi_top_k() { gi top-k,ats; }
 gi_dgp() { gi dgp,precode; }
 gi_soteria() { gi soteria; }
 precode() { study_into ig-precode dgp-table1 --set steps=ig --set defenses=precode; } # and by who leaves its layer out
-ratios() { study_into table2-ig dgp-table2 --set steps=ig --set adaptive=none; }      # Table 2 under IG
-networks() { study dgp-table5 --set adaptive=none; }                                  # Table 5
+ratios() { study_into table2-ig dgp-table2 --set steps=ig; }                          # Table 2 under IG
+networks() { study dgp-table5; }                                                      # Table 5
 
 side_by_side "$@"

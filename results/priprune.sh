@@ -66,6 +66,7 @@ done
 ours() { # 7: what the paper leaves unstated, all defenses on one axis, and Table A1
   for name in alpha defenses tablea1; do mnist $name $name; done
 }
+squares() { mnist squares squares; } # 8: who reads PruneFL's squared gradients, and a PruneFL that does not send them
 speed() { # rounds a second, alone on the machine
   python3 benchmarks/federate.py --device cuda --json "$out/done/federate.json" >"$out/federate.log" 2>&1
 }
