@@ -156,7 +156,7 @@ def test_refused_and_unmet_cells_are_marked_with_their_reasons():
 
 def test_updates_of_sub_models_lack_shadow_federations():
     rows = seeds("mapp-fl", "updates", 0.7, attack="rmia") + seeds("dgp", "updates", 0.7, attack="rmia")
-    rows += seeds("heterofl", "updates", 0.7, attack="rmia:gamma=1.0")
+    rows += seeds("heterofl", "updates", 0.7, attack="rmia:gamma=1.0", shadows="8 federations, all rounds")
     mapp, dgp, hetero = (row.cells["updates"] for row in only(rows).rows)
     assert mapp.unmet and "shadow federations" in mapp.marks[0]
     assert not dgp.unmet and not hetero.unmet

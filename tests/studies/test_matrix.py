@@ -163,3 +163,16 @@ def test_without_imitation_the_cells_of_a_defense_are_marked(tmp_path):
     rows = measure(tmp_path, "rows=random", "measures=training", "rounds=2", "imitates=false")
     final = [row for row in rows if row.extra["column"].startswith("final")]
     assert [row.extra["unmet"] for row in final] == ["no reference model imitates the defense"] * 2
+
+
+def test_updates_of_sub_models_meet_shadow_federations(tmp_path):
+    def measure_updates(name, *parts):
+        rows = measure(tmp_path / name, "rows=heterofl", "measures=training", "rounds=4", "members=320", *parts)
+        return {row.attack: row for row in rows if row.extra["column"] == "updates"}
+
+    federations, clients = measure_updates("federations"), measure_updates("clients", "shadow_federations=0")
+    assert federations.keys() == clients.keys() == {"yeom", "lira", "rmia", "rmia:gamma=1.0"}
+    assert federations["yeom"].value == clients["yeom"].value, "the same federation"
+    assert federations["lira"].value != clients["lira"].value, "other shadows"
+    assert federations["lira"].extra["shadows"] == "4 federations, all rounds"
+    assert all("on 8 shadow federations" in row.extra["unmet"] for row in (*federations.values(), *clients.values()))

@@ -101,6 +101,7 @@ WORDS = {  # of the common ground
     "Training": "{rounds} rounds at rate {learning_rate}; sub-models take as many passes over the members by Adam",
     "Final model": "{in_out} reference models; pruned at {sparsity}, {finetune_epochs} epochs of fine-tuning",
     "Updates": "membership by the last {history} rounds of each client: {membership}",
+    "Updates of sub-models": "the same by {submodel_membership}, with {shadow_federations} shadow federations",
     "Inversion": "sgi, which is IG that reads the mask of pruned weights: all clients in round {attacked_round}, "
     "{iterations} iterations, weight of total variation {total_variation}, labels known; mid-grey scores about 12 dB",
     "Active server": "rob with {bins} bins, in the same round; more than 60 dB count as 60",
@@ -193,8 +194,8 @@ class MatrixCell:
 
     @property
     def lacks_shadows(self) -> bool:
-        """True if updates of sub-models met no shadow federations."""
-        if self.column.key != "updates" or not self.measure or any("gamma=1" in (x or "") for x in self.by_attack):
+        """True if updates of sub-models met no shadow federations; newer rows name the shadows that they met."""
+        if self.column.key != "updates" or not self.measure or any("shadows" in row.extra for row in self.rows):
             return False
         name = str(self.rows[0].extra.get("row"))
         return name != NONE and name_of(name) in methods("submodel")

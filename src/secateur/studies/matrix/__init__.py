@@ -12,7 +12,8 @@ What an attacker sees is the same in every row of a column:
 - final model: RMIA and LiRA ask the last model, with reference models that are in or out for every candidate. They are
   trained by SGD on the union of the clients' batches, which is what an undefended federation does. They are compressed
   as the final model is. A defense of the federation also meets reference models that are trained under it (`imitates`).
-- updates: membership attacks on every client's last rounds.
+- updates: membership attacks on every client's last rounds. On sub-models LiRA and RMIA learn from federations of the
+  attacker's own (`shadow_federations`).
 - inversion: all clients' updates of one early round, where gradients are large. Labels are known. The plain attacker
   reads the mask of pruned weights as SGI does; the strongest is the best of the catalogue's `adaptive` modes.
 - active server: Robbing the Fed, in the same round.

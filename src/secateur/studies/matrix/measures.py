@@ -15,6 +15,7 @@ from typing import Any
 from secateur.catalogue import find, name_of
 from secateur.config import Federate, defense_of_updates
 from secateur.errors import WrongInput
+from secateur.evaluation.attack_strength import name_missing_clients
 from secateur.experiments.audit import parts_of
 from secateur.experiments.audit_evaluation import AuditEvaluation, make_together
 from secateur.experiments.context import SeedContext, check_audit, fit_pruners
@@ -198,11 +199,18 @@ def measure_training(setting: MatrixSetting) -> None:
 
 def add_training(setting: MatrixSetting, rows: Sequence[Row]) -> None:
     """Fill the cells of membership on updates, bytes and seconds from the rows of a federation."""
-    for attack in dict.fromkeys(row.attack for row in rows if row.metric == "auc"):
+    attacks = list(dict.fromkeys(row.attack for row in rows if row.metric == "auc"))
+    federations = setting.scale.shadow_federations
+    missing = name_missing_clients(filter(None, attacks), federations=federations) if setting.step.submodels else ""
+    unmet = {"unmet": missing} if missing else {}
+    for attack in attacks:
         same = [row for row in rows if (row.metric, row.attack) == ("auc", attack) and row.value is not None]
         asked = [row for row in same if row.extra["client"] is not None and row.extra.get("batches") in (None, "mixed")]
         if asked:
-            setting.add("updates", average(list(map(_estimate, asked))), attack, attacked=len(asked))
+            shadows = {name: x for row in asked[:1] for name, x in row.extra.items() if name == "shadows"}
+            setting.add(
+                "updates", average(list(map(_estimate, asked))), attack, attacked=len(asked), **shadows, **unmet
+            )
     sent = [row for row in rows if row.metric == "bytes_up" and row.extra["client"] is None][-1]
     turns = setting.scale.clients * sent.extra["round"]
     setting.add("bytes", _exact((sent.value or 0.0) / turns), unit="an update")
@@ -264,7 +272,8 @@ def train(setting: MatrixSetting) -> tuple[Path, Sequence[Row]]:
     scale, step, start = setting.scale, setting.step, len(setting.run.rows)
     if step.submodels:
         updates = min(scale.history, setting.count_epochs(scale.rounds))
-        fields: dict[str, Any] = {"attack": list(scale.membership), "attack_history": updates}
+        fields: dict[str, Any] = {"attack": list(scale.submodel_membership), "attack_history": updates}
+        fields |= {"shadow_federations": scale.shadow_federations}
     else:
         fields = {"rounds": scale.rounds, "evaluate_every": scale.rounds, "membership": list(scale.membership)}
         fields |= {"attack_clients": "all", "attack_history": scale.history}
