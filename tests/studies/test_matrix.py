@@ -11,7 +11,7 @@ from secateur.data.load import load
 from secateur.errors import WrongInput
 from secateur.report.matrix import BY_KEY, CELL, REFUSED, build_heatmaps
 from secateur.report.page import write_page
-from secateur.runs.folder import load_rows
+from secateur.runs.folder import Run, load_rows
 from secateur.seeding import derive
 from secateur.studies import read_data
 from secateur.studies.matrix import measures
@@ -176,3 +176,24 @@ def test_updates_of_sub_models_meet_shadow_federations(tmp_path):
     assert federations["lira"].value != clients["lira"].value, "other shadows"
     assert federations["lira"].extra["shadows"] == "4 federations, all rounds"
     assert all("on 8 shadow federations" in row.extra["unmet"] for row in (*federations.values(), *clients.values()))
+
+
+def test_ppb_as_the_loss_of_clients_is_attacked_and_trained(tmp_path):
+    rows = measure(tmp_path, "rows=ppb in clients", "rounds=2")
+    refused = {row.extra["column"] for row in rows if row.metric == REFUSED}
+    assert refused == {"updates"}, "no federation takes the loss"
+    strongest = [row.attack for row in rows if row.extra["column"] == "strongest"]
+    assert len(strongest) == 2 and "adaptive=loss" in strongest[1] and "adaptive" not in strongest[0]
+    assert {row.extra["column"] for row in rows} == BY_KEY.keys()
+
+
+def test_collaborative_training_under_ppb_takes_its_loss(tmp_path):
+    (tmp_path / "artifacts").mkdir()
+    run = Run(tmp_path)  # one run, so that the stages must differ too
+
+    def train(defense):
+        return measures._collaborate(replace(setting(defense=defense), run=run)).state
+
+    plain, weightless, balanced = map(train, ("none", "ppb:strength=0", "ppb"))
+    assert all(torch.equal(plain[name], weightless[name]) for name in plain)
+    assert any(not torch.equal(plain[name], balanced[name]) for name in plain)

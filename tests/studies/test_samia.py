@@ -432,7 +432,7 @@ def test_full_is_the_papers_setting():
     assert (fields["data"], fields["model"], fields["shadows"]) == ("cifar10", "resnet18-pool", 5)
     assert fields["sparsity"] == [0.6] and len(fields["pruner"]) == 4
     assert len(fields["defense"]) == 1 + 5 + 6 + 5
-    assert fields["attack"] == ["conf", "samia:early_stopping=false", "lira", "rmia"] and fields["in_out"] == 8
+    assert fields["attack"] == ["conf", "samia:early_stopping=false", "lira", "rmia"] and fields["in_out"] == 16
     assert "train" not in fields  # the paper's own epochs
     assert AuditStep().settings("full", {})["sparsity"] == [0.5, 0.6, 0.7, 0.8, 0.9]
     assert read_scales("samia")["full"].experiments == 20

@@ -24,7 +24,7 @@ from secateur.defenses.error_feedback import upload_of
 from secateur.defenses.precode import with_divergence
 from secateur.defenses.uploads import SendAll
 from secateur.errors import WrongInput
-from secateur.evaluation.client import protect, transform_of
+from secateur.evaluation.client import loss_of, protect, transform_of
 from secateur.evaluation.client import scale as pixel_scale
 from secateur.evaluation.setup import device_of
 from secateur.experiments.context import SeedContext
@@ -269,9 +269,9 @@ def train(setting: DgpSetting, role: str = "shared", liar: Liar | None = None, *
     if slow := [part.name for part in chosen.parts if part.name in scale.untrained]:
         raise WrongInput("defense", f"training under {', '.join(slow)} takes too long for this scale")
     net, precode = _protect(setting, role)
-    loss: Loss = cross_entropy
+    loss: Loss = loss_of(chosen, more.get("batch_size", Plan.batch_size)) or cross_entropy
     if precode is not None:
-        net, loss = with_divergence(net, cross_entropy, precode.beta)
+        net, loss = with_divergence(net, loss, precode.beta)
     plan = Plan(
         scale.users,
         upload_of(chosen) or SendAll(),
