@@ -132,7 +132,10 @@ def test_withholding_asks_for_an_attacker_with_memory_who_compares_sent_entries(
     for name in ("largest", "pseudo-mix", "priprune"):
         withholding = defense_of_clients(name)
         assert "(adaptive: support+follows) may see more" in caution(withholding, kinder)
-        assert caution(withholding, [*kinder, inversion("sgi:adaptive=support:follows=true")]) is None
+        informed = inversion("sgi:adaptive=support:follows=true")
+        assert caution(withholding, [*kinder, informed]) is None
+        assert "(adaptive: fill) may see more" in caution(withholding, [informed, inversion("rob")])
+        assert caution(withholding, [informed, inversion("rob:adaptive=fill")]) is None
     assert list_missing([Strength("sgi:adaptive=support", 20, frozenset(), True)], "largest")[0].endswith(
         "one who knows of it (adaptive=support:follows=true) may see more"
     )

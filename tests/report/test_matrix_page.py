@@ -160,6 +160,9 @@ def test_updates_of_sub_models_lack_shadow_federations():
     mapp, dgp, hetero = (row.cells["updates"] for row in only(rows).rows)
     assert mapp.unmet and "shadow federations" in mapp.marks[0]
     assert not dgp.unmet and not hetero.unmet
+    new = cell("heterofl", "updates", 0.8, attack="rmia:gamma=1.0", shadows="8 federations, all rounds")
+    both = [*seeds("heterofl", "updates", 0.7, attack="rmia"), new]
+    assert only(both).rows[0].cells["updates"].unmet, "two of three seeds met none"
 
 
 def test_a_cell_of_fewer_seeds_says_so():

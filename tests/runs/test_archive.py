@@ -72,9 +72,13 @@ def test_rows_that_two_parts_share_count_once(tmp_path):
     first, second = tmp_path / "1.jsonl.xz", tmp_path / "2.jsonl.xz"
     a, b, c = (Row(model="m", dataset="d", seed=seed, metric="auc", value=0.5, extra={"round": 3}) for seed in range(3))
     write_archive(first, [a, a, b], {}, [FIGURE])
-    write_archive(second, [replace(b, note="a later version says more"), c], {}, [FIGURE])
+    later = replace(b, note="few; did not meet lira")
+    write_archive(second, [later, c], {}, [FIGURE])
     joined = gather_runs([first, second])
-    assert joined.rows == [a, a, b, c], "equal rows of one part are rows of that part"
+    assert joined.rows == [a, a, later, c], "equal rows of one part are rows of that part, and no note is lost"
+    assert gather_runs([second, first]).rows == [later, c, a, a]
+    write_archive(first, [replace(b, note="did not meet lira")], {})
+    assert [row.note for row in gather_runs([second, first]).rows] == ["few; did not meet lira", None]
     assert joined.figures == [FIGURE]
 
 
@@ -90,6 +94,9 @@ def test_runs_that_differ_in_what_both_measured_say_so(tmp_path):
     for order in ((0, 2, 1), (1, 0), (1, 2, 0)):
         said = gather_runs([parts[place] for place in order]).provenance["differ"]
         assert said.startswith("runs differ in 1 measurements, such as test_accuracy of m, seed 0 (0.4"), order
+    write_archive(joined := tmp_path / "joined.jsonl.xz", [row], study | {"differ": "runs differ in 5 measurements"})
+    said = gather_runs([joined, parts[1]]).provenance["differ"]
+    assert said.startswith("runs differ in 5 measurements; runs differ in 1 "), "an earlier count stays"
     same = gather_runs([parts[0], parts[2]])
     assert [one.metric for one in same.rows] == ["test_accuracy", "loss", "seconds", "seconds"]
     assert "differ" not in same.provenance, "a time differs from run to run"

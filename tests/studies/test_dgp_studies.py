@@ -132,6 +132,8 @@ def test_the_strongest_attacker_is_picked_by_each_measure_of_hiding():
     assert [case.value for case in plain.differences(dgp, bare)] == pytest.approx([0.5, 0.7])
     assert [case.value for case in informed.differences(dgp, bare)] == pytest.approx([0.2, 0.3])
     assert DgpResults(attacked("ig", "none", 0.0, 0.9) + attacked("ig", "dgp", 0.5, 0.2)).under_strongest() is None
+    again = [replace(x, seed=1) for x in rows if "reapply" not in x.attack]  # reapply has one seed of two
+    assert DgpResults(rows + again).under_strongest().pick_attacker(dgp, "cw_ssim").adaptive == "support"
 
 
 def test_what_met_no_attacker_who_knows_of_it_has_no_strongest():

@@ -209,6 +209,10 @@ def test_correlations_are_taken_within_a_repeat():
     assert r.value == pytest.approx(-1 / 3) and (r.low, r.high) == (-1.0, 1.0)  # -1, -1, 1: Student's ends are clipped
     assert line.cells["r over all clients"].value == pytest.approx(-1 / 3) and line.cells["clients"] == "12"
     assert findings[0].verdict == "undecided"
+    few = [row for row in rows if row.seed == 0 or row.extra.get("data_size") != 8000]  # too few clients in two repeats
+    assert tables.correlations(MappResults(few))[0][0].cells["r"].low == -1.0, "one repeat of three is no sample"
+    known = tables.correlations(MappResults(rows))[0][0].cells["clients"]
+    assert tables.correlations(MappResults(rows + rows))[0][0].cells["clients"] == known, "a client counts once"
 
 
 def test_lines_of_exposure_say_that_only_yeom_was_met():

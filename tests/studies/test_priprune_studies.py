@@ -353,6 +353,8 @@ def test_claims_are_asked_again_of_the_strongest_attacker():
     assert verdicts["figa5.private"] == verdicts["figa5.hard"] == "supported"
     assert verdicts["figa5.private.strongest"] == "not supported" and verdicts["figa5.hard.strongest"] == "undecided"
     assert seen(*rows[::2]).under_strongest() is None  # one attack each
+    few = seen(*rows[2:4], federation(0.8, (0.30, 0.31), defense="largest:rate=0.1", seed=1))
+    assert few.strongest(few.one(defense="largest")) == "sgi", "who remembers finds more, but on one seed of two"
 
 
 def test_the_balance_may_turn_under_the_strongest_attacker():

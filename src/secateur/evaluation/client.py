@@ -426,8 +426,9 @@ def caution(defense: Defense, attacks: Sequence[Choice]) -> str | None:
     known = set(map(mode_of_attack, mounted))
     fills = any(FILL in attack.method.info.get("adapts", ()) for attack in attacks)
     modes = [[*part.method.info.get("adaptive", ())] for part in defense.parts]
-    missed = [names for names in modes if not known & {*names}]
-    weak = sorted({name for names in missed for name in names if name != FILL or fills})
+    kinds = [[name for name in names if name != FILL] for names in modes]
+    kinds += [[FILL]] * (fills and any(FILL in names for names in modes))  # a tampering server's own way
+    weak = sorted({name for names in kinds if not known & {*names} for name in names})
     if not weak:
         return None
     how = "was attacked plainly only" if known <= {PLAIN} else "was not attacked as its weakness asks for"

@@ -8,7 +8,7 @@ from statistics import fmean
 from typing import Any, NamedTuple
 
 from secateur.catalogue import name_of
-from secateur.metrics.estimates import correlation, mean_of
+from secateur.metrics.estimates import correlation, mean_correlation, mean_of
 from secateur.metrics.membership import Estimate
 from secateur.runs.rows import Row
 
@@ -172,20 +172,6 @@ def _centre(pairs: Sequence[tuple[float, float]]) -> list[tuple[float, float]]:
     """Subtract the means, and round so that equal values stay equal."""
     a, b = (sum(side) / len(pairs) for side in zip(*pairs, strict=True))
     return [(round(x - a, 9), round(y - b, 9)) for x, y in pairs]
-
-
-def mean_correlation(values: Sequence[float]) -> Estimate | None:
-    """Return the mean of the seeds' correlations, with Student's 95 % interval inside [-1, 1]; None without any.
-
-    Example:
-        >>> r = mean_correlation([0.2, 0.4])
-        >>> round(r.value, 3), round(r.low, 3), round(r.high, 3)
-        (0.3, -0.971, 1.0)
-    """
-    if not values:
-        return None
-    mean = mean_of(values)
-    return Estimate(mean.value, max(-1.0, mean.low), min(1.0, mean.high))
 
 
 def rank_correlation(pairs: Sequence[tuple[float, float]], spent: int = 0) -> Estimate | None:

@@ -8,12 +8,14 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Callable, Sequence
-from typing import NamedTuple
+from collections.abc import Callable, Hashable, Mapping, Sequence
+from typing import NamedTuple, TypeVar
 
 from torch import Tensor
 
 from secateur.metrics.membership import Estimate, Z
+
+K = TypeVar("K", bound=Hashable)
 
 Measure = dict[int, Estimate]  # by seed; empty where it was not measured
 
@@ -66,6 +68,20 @@ def _propagate(function: Callable[..., float], measures: Sequence[Estimate]) -> 
 def mean(measure: Measure) -> Estimate | None:
     """Return the mean over seeds; None where nothing was measured."""
     return combine(lambda value: value, measure)
+
+
+def pick_highest(measures: Mapping[K, Measure]) -> K | None:
+    """Return the name of the measure with the highest mean, among those of most seeds; None without any.
+
+    One that lacks a seed cannot stand for one that has it: the seeds are what intervals are taken over.
+
+    Example:
+        >>> pick_highest({"samia": {0: Estimate(0.6, 0, 1), 1: Estimate(0.6, 0, 1)}, "lira": {0: Estimate(0.7, 0, 1)}})
+        'samia'
+    """
+    most = max(map(len, measures.values()), default=0)
+    full = {name: seeds.values() for name, seeds in measures.items() if len(seeds) == most > 0}
+    return max(full, key=lambda name: math.fsum(x.value for x in full[name]), default=None)
 
 
 def mean_of(values: Sequence[float]) -> Estimate:
@@ -193,6 +209,20 @@ def correlation(pairs: Sequence[tuple[float, float]], spent: int = 0) -> Estimat
         return Estimate(r, -1.0, 1.0)
     z, radius = math.atanh(max(-1 + 1e-12, min(1 - 1e-12, r))), Z / math.sqrt(n - spent - 3)
     return Estimate(r, math.tanh(z - radius), math.tanh(z + radius))
+
+
+def mean_correlation(values: Sequence[float]) -> Estimate | None:
+    """Return the mean of the seeds' correlations, with Student's 95 % interval inside [-1, 1]; None without any.
+
+    Example:
+        >>> r = mean_correlation([0.2, 0.4])
+        >>> round(r.value, 3), round(r.low, 3), round(r.high, 3)
+        (0.3, -0.971, 1.0)
+    """
+    if not values:
+        return None
+    mean = mean_of(values)
+    return Estimate(mean.value, max(-1.0, mean.low), min(1.0, mean.high))
 
 
 def exposure_correlation(clients: Sequence[tuple[int, float]], smallest: int = SMALLEST) -> Correlation | None:

@@ -28,7 +28,7 @@ from secateur.evaluation.validity import METRIC, count_shadows
 from secateur.models.formats import is_brought
 from secateur.report.headline import list_checks
 from secateur.report.table import WORST, name_measure
-from secateur.report.verdict import describe_unmet
+from secateur.report.verdict import BARE, describe_unmet
 from secateur.runs.artifacts import version, write
 from secateur.runs.folder import load_config, load_figures, load_marker, load_rows
 from secateur.runs.rows import Row
@@ -318,7 +318,10 @@ def _list_untested(rows: Sequence[Row], attacks: Sequence[str], config: dict[str
         sentences.append(f"attackers with shadow models, which are stronger: {reason}")
     if len({row.seed for row in rows}) == 1:
         sentences.append(f"another training with the same recipe: {_explain_one_seed(config)}")
-    sentences += [sentence.removesuffix(".") for sentence in describe_unmet(rows, lambda row: str(row.defense))]
+    unmet = [sentence.removesuffix(".") for sentence in describe_unmet(rows, lambda row: str(row.defense))]
+    if not unmet and not config.get("adaptive") and any(row.defense not in (*BARE, None, "basic") for row in rows):
+        unmet = ["attackers whose shadow models use the defense too: the run is not adaptive"]  # notes of older runs
+    sentences += unmet
     partly = [row for row in rows if row.metric == "epsilon" and UNTESTED in (row.note or "")]
     sentences += sorted({f"the epsilon that {row.defense} proves: {row.note}" for row in partly})
     checked = {row.extra.get("check") for row in rows if row.metric == METRIC}

@@ -14,7 +14,7 @@ from operator import sub
 from typing import Any
 
 from secateur.catalogue import methods, name_of, split
-from secateur.metrics.estimates import Measure, combine, mean
+from secateur.metrics.estimates import Measure, combine, mean, pick_highest
 from secateur.metrics.membership import Estimate
 from secateur.report.summary import Labels, group_by
 from secateur.runs.rows import Row
@@ -130,9 +130,7 @@ class MatrixCell:
     @cached_property
     def attack(self) -> str | None:
         """The attack of the highest mean, among those of most seeds."""
-        most = max(map(len, self.by_attack.values()), default=0)
-        full = {attack: seeds for attack, seeds in self.by_attack.items() if len(seeds) == most}
-        return max(full, key=lambda attack: math.fsum(x.value for x in full[attack].values()), default=None)
+        return pick_highest(self.by_attack)
 
     @property
     def measure(self) -> Measure:
@@ -195,7 +193,8 @@ class MatrixCell:
     @property
     def lacks_shadows(self) -> bool:
         """True if updates of sub-models met no shadow federations; newer rows name the shadows that they met."""
-        if self.column.key != "updates" or not self.measure or any("shadows" in row.extra for row in self.rows):
+        met = {row.seed for row in self.rows if "shadows" in row.extra}
+        if self.column.key != "updates" or self.measure.keys() <= met:
             return False
         name = str(self.rows[0].extra.get("row"))
         return name != NONE and name_of(name) in methods("submodel")
@@ -331,7 +330,8 @@ def write_sentences(heatmap: Heatmap) -> list[str]:
         return _less(base.measure(column), row.measure(column)) if base else None
 
     def compare_attackers(row: MatrixRow, column: str) -> Estimate | None:
-        return _less(row.measure("strongest"), row.measure("inversion"))
+        informed, plain = (row.cells.get(name) for name in (INFORMED, "inversion"))  # of the same pictures
+        return _less(informed.measure, plain.measure) if informed and plain else None
 
     def compare_references(row: MatrixRow, column: str) -> Estimate | None:
         known = row.cells[column].by_attack if column in row.cells else {}

@@ -159,14 +159,17 @@ def gather_runs(paths: Sequence[Path], studies: Sequence[str] = (), commit: str 
         values = [part.provenance[name] for part in parts if name in part.provenance]
         provenance[name] = "; ".join(_distinct(text for value in values for text in str(value).split("; ")))
     provenance["seeds"] = sorted({seed for part in parts for seed in part.provenance.get("seeds", [])})
-    provenance |= _describe_differences([part.rows for part in parts if part.studies])
+    found = _describe_differences([part.rows for part in parts if part.studies])
+    if texts := _distinct([*str(provenance.get("differ", "")).split("; "), found]):
+        provenance["differ"] = "; ".join(texts)
     return Archive(provenance, _join(part.rows for part in parts), _join(part.figures for part in parts))
 
 
-def _describe_differences(parts: Sequence[Sequence[Row]]) -> dict[str, str]:
-    """Return in how many measurements runs differ that have them in common, and one of these; times may differ.
+def _describe_differences(parts: Sequence[Sequence[Row]]) -> str:
+    """Return in how many measurements runs differ that have them in common, and one of these; empty without any.
 
-    What a run measured several times under the same labels is not told apart by them, and is left out.
+    Times may differ. What a run measured several times under the same labels is not told apart by them, and is left
+    out.
     """
     known: dict[str, str] = {}
     differ: dict[str, str] = {}
@@ -176,7 +179,7 @@ def _describe_differences(parts: Sequence[Sequence[Row]]) -> dict[str, str]:
                 row = json.loads(name)
                 label = f"{row['metric']} of {row['defense'] or row['model']}, seed {row['seed']}"
                 differ.setdefault(name, printable(f"{label} ({before} and {value})"))
-    return {"differ": f"runs differ in {len(differ):,} measurements, such as {min(differ.values())}"} if differ else {}
+    return f"runs differ in {len(differ):,} measurements, such as {min(differ.values())}" if differ else ""
 
 
 def _list_values(rows: Sequence[Row]) -> dict[str, str]:
@@ -190,15 +193,25 @@ def _list_values(rows: Sequence[Row]) -> dict[str, str]:
 
 
 def _join(parts: Iterable[Sequence[T]]) -> list[T]:
-    """Return what the parts hold; what an earlier part has is left out, also with another note."""
+    """Return what the parts hold; what an earlier part has is left out, and a row keeps the notes of all parts."""
     joined: list[T] = []
-    seen: set[str] = set()
+    places: dict[str, int] = {}  # of what earlier parts have
     for part in parts:
-        plain = (replace(one, note=None).to_json() if isinstance(one, Row) else one for one in part)
-        texts = [json.dumps(one, sort_keys=True) for one in plain]
-        joined += [one for one, text in zip(part, texts, strict=True) if text not in seen]
-        seen.update(texts)
+        new: dict[str, int] = {}
+        for one in part:
+            text = json.dumps(replace(one, note=None).to_json() if isinstance(one, Row) else one, sort_keys=True)
+            if text not in places:
+                new[text] = len(joined)
+                joined.append(one)
+            elif isinstance(known := joined[places[text]], Row) and isinstance(one, Row) and one.note:
+                joined[places[text]] = replace(known, note=_join_distinct(known.note, one.note))
+        places |= new
     return joined
+
+
+def _join_distinct(one: str | None, other: str) -> str:
+    """Return two notes as one, in which no part stands twice."""
+    return "; ".join(_distinct([*(one or "").split("; "), *other.split("; ")]))
 
 
 def _load_run(folder: Path, commit: str | None) -> Archive:

@@ -14,7 +14,7 @@ from operator import sub
 from typing import Any, ClassVar, Generic, NamedTuple, Self, TypeVar
 
 from secateur.catalogue import name_of
-from secateur.metrics.estimates import Measure, combine, mean
+from secateur.metrics.estimates import Measure, combine, mean, pick_highest
 from secateur.metrics.membership import Estimate
 from secateur.report.summary import estimate
 from secateur.runs.rows import Row
@@ -223,17 +223,15 @@ class AuditResults(Results[VictimKey]):
     def under_strongest(self) -> Self | None:
         """Return the same results in which samia stands for the best attack on each victim, by each measure.
 
-        The best has the highest mean over seeds. None if no attack met a defense.
+        The best has the highest mean, among those of most seeds. None if no attack met a defense.
         """
         if not any(model.defended and self.attacks_on(model) for model in self.keys):
             return None
         rows = [row for row in self.rows if row.attack is None]
         for model, cell in self.cells.items():
             for metric in ("attack_accuracy", "auc"):
-                by_attack = {attack: self.mean(model, metric, attack) for attack in self.attacks_on(model)}
-                means = {attack: average.value for attack, average in by_attack.items() if average}
-                if means:
-                    best = max(means, key=means.__getitem__)
+                best = pick_highest({attack: self.of(model, metric, attack) for attack in self.attacks_on(model)})
+                if best is not None:
                     rows += [replace(row, attack="samia") for row in cell[metric, best]]
         return replace(self, rows=rows, strongest=True)
 

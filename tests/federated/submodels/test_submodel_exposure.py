@@ -122,6 +122,12 @@ def test_a_client_that_is_too_small_is_said_and_left_out(target, data):
     assert row.value is None and "must know some of each (1 % of the members, at most 3)" in row.note
 
 
+def test_an_attack_that_was_excluded_was_not_met(target, data):
+    server = replace(target, client=None, sent=target.sent[-1:], received=None)
+    rows = expose(server, data, [YEOM, LIRA], LABELS, asking=Asking(compare=False, size=32, federations=8))
+    assert "did not meet lira" in found(rows, "auc", attack="yeom").note
+
+
 def test_the_server_has_no_shadow_clients_but_is_attacked(target, data):
     server = replace(target, client=None, sent=target.sent[-1:], received=None)
     rows = expose(server, data, [YEOM, LIRA], LABELS, asking=Asking(compare=False, size=32))

@@ -180,15 +180,14 @@ class MembershipEvaluation:
         groups = [([attack], self.yeom(attack, asked)) for attack in by_loss]
         groups += [(by_shadows, self.run_shadow_attacks(by_shadows, asked))] if by_shadows else []
         rows = [self.accuracy()]
-        unmet = name_missing_clients(map(str, attacks), federations=asking.federations)
         for group, attacked in groups:
             try:
-                rows += [
-                    replace(row, note=join_notes(row.note, unmet)) if row.metric == "auc" else row for row in attacked
-                ]
+                rows += list(attacked)
             except NotFinite as error:
                 rows += [self.exclude(attack, error.message) for attack in group]
-        return rows
+        met = {str(row.attack) for row in rows if row.metric == "auc"}  # an excluded attack was not met
+        unmet = name_missing_clients(met, federations=asking.federations)
+        return [replace(row, note=join_notes(row.note, unmet)) if row.metric == "auc" else row for row in rows]
 
     def accuracy(self) -> Row:
         """Return the test accuracy of the model that a client began its last turn with, or of the server's last."""

@@ -18,13 +18,13 @@ from secateur.attacks.inversion.adaptive import PLAIN
 from secateur.catalogue import name_of
 from secateur.config import defense_of_updates
 from secateur.evaluation.attack_strength import read_mode
-from secateur.metrics.estimates import combine, mean_of
+from secateur.metrics.estimates import Measure, combine, mean_of, pick_highest
 from secateur.metrics.membership import Estimate
 from secateur.report.summary import group_by
 from secateur.runs.rows import Row
 from secateur.studies.dgp.steps import NAMES, weak_modes
 from secateur.studies.results import Results
-from secateur.studies.table import Cases, Cells, Finding, TableLine, Tabulated, curve, find_printed
+from secateur.studies.table import Cases, Cells, Finding, TableLine, Tabulated, curve, find_printed, negate
 
 MEASURES = {"lpips": "LPIPS", "cw_ssim": "CW-SSIM"}  # of hiding, from the same pictures
 PAIRED = tuple(MEASURES)
@@ -184,7 +184,7 @@ class DgpResults(Results[AttackKey]):
         Its own outcome picks it: a real attacker cannot know which of several ways sees most.
         """
         attackers = [key for key in self.cells if key.client == client and key.adaptive != "none"]
-        return max(attackers, key=lambda key: self._score_recovery(key, "cw_ssim"), default=None)
+        return pick_highest({key: self._score_recovery(key, "cw_ssim") for key in attackers})
 
     def pick_attacker(self, client: AttackKey, metric: str) -> AttackKey | None:
         """Return the attacker whose result on a client counts: the plain one, or the strongest by this metric.
@@ -197,12 +197,12 @@ class DgpResults(Results[AttackKey]):
         attackers = [key for key in self.cells if key.client == client.client]
         if attackers == [client] and weak_modes(client.attack, client.defense):
             return None
-        return max(attackers, key=lambda key: self._score_recovery(key, metric), default=client)
+        return pick_highest({key: self._score_recovery(key, metric) for key in attackers}) or client
 
-    def _score_recovery(self, key: AttackKey, metric: str) -> float:
-        """Return the mean of a metric, turned so that more is recovered where it is higher."""
-        mean = self.mean(key, metric)
-        return -math.inf if mean is None else -mean.value if metric.startswith("lpips") else mean.value
+    def _score_recovery(self, key: AttackKey, metric: str) -> Measure:
+        """Return a metric by seed, turned so that more is recovered where it is higher."""
+        scores = self.of(key, metric)
+        return {seed: negate(score) for seed, score in scores.items()} if metric.startswith("lpips") else scores
 
     @cached_property
     def _pictures(self) -> dict[tuple[AttackKey, str], dict[Picture, float]]:

@@ -14,7 +14,15 @@ from operator import sub
 from typing import Any, ClassVar, Literal, NamedTuple
 
 from secateur.catalogue import name_of
-from secateur.metrics.estimates import SMALLEST, Measure, average_on_same, combine, exposure_correlation, mean
+from secateur.metrics.estimates import (
+    SMALLEST,
+    Measure,
+    average_on_same,
+    combine,
+    exposure_correlation,
+    mean,
+    mean_correlation,
+)
 from secateur.metrics.membership import Estimate
 from secateur.report.summary import estimate
 from secateur.runs.rows import Row
@@ -132,10 +140,10 @@ class MappResults(Results[MappFederation]):
 
     def points(self, federation: MappFederation) -> dict[int, list[tuple[int, float]]]:
         """Return (dataset size, advantage) of every client, by seed."""
-        points: dict[int, list[tuple[int, float]]] = {}
+        points: dict[int, dict[int, tuple[int, float]]] = {}  # by seed and client: joined runs may both have a client
         for row in self.rows_of(federation, "advantage", YEOM, scope="client"):
-            points.setdefault(row.seed, []).append((row.extra["data_size"], row.value or 0.0))
-        return points
+            points.setdefault(row.seed, {})[row.extra["client"]] = (row.extra["data_size"], row.value or 0.0)
+        return {seed: [*clients.values()] for seed, clients in points.items()}
 
     def less(
         self, one: MappFederation | None, other: MappFederation | None, metric: Any, than: Any = None
@@ -288,11 +296,11 @@ def correlations(results: MappResults) -> Tabulated:
     for federation in results.keys:
         points = results.points(federation)
         known = {seed: exposure_correlation(clients, results.smallest) for seed, clients in points.items()}
-        r = mean({seed: one.r for seed, one in known.items() if one is not None})
+        repeats = [one.r for one in known.values() if one is not None]
+        r = repeats[0] if len(points) == len(repeats) == 1 else mean_correlation([one.value for one in repeats])
         together = exposure_correlation([pair for clients in points.values() for pair in clients], results.smallest)
         cells: Cells = {"r": "too few clients", "r over all clients": "", "p": "", "clients": "", "excluded": ""}
         if r is not None and together is not None:
-            r = Estimate(r.value, max(r.low, -1.0), min(r.high, 1.0), r.note)
             cells = {"r": r, "r over all clients": together.r, "p": f"{together.p:.2g}"}
             cells |= {"clients": str(together.clients), "excluded": str(together.excluded)}
         cases[federation.model] = None if r is None else negate(r)

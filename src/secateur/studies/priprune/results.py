@@ -10,7 +10,7 @@ from typing import Any, ClassVar, NamedTuple
 
 from secateur.catalogue import name_of
 from secateur.evaluation.attack_strength import name_unmet
-from secateur.metrics.estimates import Measure, combine, mean, mean_of
+from secateur.metrics.estimates import Measure, combine, mean, mean_of, pick_highest
 from secateur.metrics.membership import Estimate, share_of
 from secateur.report.federation import is_federated
 from secateur.report.summary import group_by
@@ -85,8 +85,7 @@ class PripruneResults(Results[PripruneFederation]):
     def strongest(self, federation: Place, metric: str = NMI) -> str | None:
         """Return the attack with the highest mean; the outcome picks it, which a real attacker cannot know."""
         attacks = self.attacks_on(federation) if federation in self.cells else []
-        means = {name: _mean(self.course(federation, metric, name)) for name in attacks}
-        return max(means, key=lambda name: means[name], default=None)
+        return pick_highest({name: self.over(federation, metric, name) for name in attacks})
 
     def pick(self, federation: Place, metric: str = NMI, attack: str = SGI) -> str | None:
         """Return the attack under which leakage is compared: this one, or of informed results the strongest."""
@@ -210,7 +209,3 @@ def short_attack(attack: str) -> str:
     """
     name, *settings = attack.split(":")
     return ":".join([name, *(pair for pair in settings if not pair.startswith(("iterations=", "learning_rate=")))])
-
-
-def _mean(course: Course) -> float:
-    return sum(course.values()) / len(course) if course else -math.inf

@@ -13,8 +13,7 @@ from itertools import pairwise
 
 from secateur.attacks.inversion.adaptive import MAGNITUDES
 from secateur.evaluation.attack_strength import list_modes
-from secateur.evaluation.theory_curves import mean_correlation
-from secateur.metrics.estimates import combine, correlation, mean
+from secateur.metrics.estimates import combine, correlation, mean, mean_correlation
 from secateur.metrics.membership import Estimate
 from secateur.report.summary import group_by
 from secateur.studies import read_data

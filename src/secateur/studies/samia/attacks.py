@@ -172,18 +172,19 @@ def vary_pruning(results: AuditResults) -> Tabulated:
         cells: Cells = {"known attack_accuracy": mean(known[1]), "unknown attack_accuracy": mean(guessed[1])}
         lines.append(TableLine(labels, cells | {"loss": loss}))
     row = results.rows[0]
-    paper = find_printed("samia", "table_1", row.dataset, re.sub(r"-w\d+$", "-pool", row.model))  # of the full width
+    network = re.sub(r"-w\d+$", "-pool", row.model)  # of the full width
+    paper, of = find_printed("samia", "table_1", row.dataset, network), "" if network == row.model else f" ({network})"
     average, after = _average_seeds(losses), _average_seeds(left)
     cells = {"unknown attack_accuracy": after, "loss": average}
     labels = {"experiment": "mean", "target": "", "shadows": ""}
-    lines.append(TableLine(labels, cells, "" if paper is None else f"{100 * paper:.2f}%"))
+    lines.append(TableLine(labels, cells, "" if paper is None else f"{100 * paper:.2f}%{of}"))
     numbers = " or ".join(str(n) for n in sorted({len(values) for values in left.values()}))
     unit = f"{numbers} experiments" + (" a seed" if len(left) > 1 else "; the interval is over them")
     above = Estimate(after.value - GUESSING, after.low - GUESSING, after.high - GUESSING)
     findings = results.judge("unknown", effective={f"mean accuracy above guessing, {unit}": above})
     if paper is not None:
         equal = equals("the loss of attack accuracy is the paper's", average, paper, "loss")
-        findings.append(replace(equal, measured=f"{equal.measured}, {unit}"))
+        findings.append(replace(equal, measured=f"{equal.measured}{of}, {unit}"))
     return lines, findings
 
 
