@@ -154,12 +154,16 @@ def test_refused_and_unmet_cells_are_marked_with_their_reasons():
     assert not adgp.cells["active"].unmet and adgp.cells["active"].marks == ["a"]
 
 
-def test_updates_of_sub_models_lack_shadow_federations():
+def test_sub_models_lack_shadow_federations_and_the_attack_on_steps_of_adam():
     rows = seeds("mapp-fl", "updates", 0.7, attack="rmia") + seeds("dgp", "updates", 0.7, attack="rmia")
     rows += seeds("heterofl", "updates", 0.7, attack="rmia:gamma=1.0", shadows="8 federations, all rounds")
     mapp, dgp, hetero = (row.cells["updates"] for row in only(rows).rows)
     assert mapp.unmet and "shadow federations" in mapp.marks[0]
     assert not dgp.unmet and not hetero.unmet
+    pictures = seeds("mapp-fl", "strongest", 14, attack="sgi") + seeds("dgp", "strongest", 14, attack="sgi")
+    pictures += seeds("heterofl", "strongest", 14, attack="ig-smooth:iterations=9")
+    mapp, dgp, hetero = (row.cells["strongest"] for row in only(pictures).rows)
+    assert "ig-smooth" in mapp.marks[0] and not dgp.unmet and not hetero.unmet
     new = cell("heterofl", "updates", 0.8, attack="rmia:gamma=1.0", shadows="8 federations, all rounds")
     both = [*seeds("heterofl", "updates", 0.7, attack="rmia"), new]
     assert only(both).rows[0].cells["updates"].unmet, "two of three seeds met none"

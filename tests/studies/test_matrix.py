@@ -165,6 +165,15 @@ def test_without_imitation_the_cells_of_a_defense_are_marked(tmp_path):
     assert [row.extra["unmet"] for row in final] == ["no reference model imitates the defense"] * 2
 
 
+def test_pictures_of_sub_models_meet_the_attack_on_steps_of_adam(tmp_path):
+    rows = measure(tmp_path, "rows=heterofl,random", "measures=inversion")
+    met = {name: [row.attack for row in rows if row.extra["row"] == name] for name in ("heterofl", "random")}
+    assert sum(text.startswith("ig-smooth:") for text in met["heterofl"]) == 1
+    assert not any(text.startswith("ig-smooth") for text in met["random"])
+    cells = {row.name: row.cells["strongest"] for row in build_heatmaps(rows)[0].rows}
+    assert not cells["heterofl"].unmet and not cells["random"].unmet
+
+
 def test_updates_of_sub_models_meet_shadow_federations(tmp_path):
     def measure_updates(name, *parts):
         rows = measure(tmp_path / name, "rows=heterofl", "measures=training", "rounds=4", "members=320", *parts)

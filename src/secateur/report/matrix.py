@@ -25,6 +25,8 @@ NONE = "none"  # the row without a defense
 BASIC, TUNED = "basic", "on the final model"  # fine-tuning without a defense, and the group of fine-tuned rows
 COPY = 60.0  # dB from which a picture counts as a copy
 SHADOWED = "LiRA and RMIA learn from shadow clients of one turn; shadow federations and rmia:gamma=1 were not met"
+SMOOTH = "ig-smooth"
+SMOOTHED = f"sub-models send steps of Adam; {SMOOTH}, which may see more of these, was not met"
 SCALE = ("#fff7d6", "#fee391", "#fec44f", "#fe9929", "#bf4a02", "#7a2503")  # light to dark: safe for colour-blind eyes
 INKS = (*["#1c2321"] * 4, "#ffffff", "#ffffff")  # of the text on each colour
 HIDE, INFORMED = "hide from the plain attacker", "strongest"
@@ -177,13 +179,13 @@ class MatrixCell:
     def marks(self) -> list[str]:
         """The attackers that were not met, or the place of an attack outside the ground."""
         notes = [row.extra.get(name) for row in self.rows for name in ("unmet", "outside")]
-        notes += [SHADOWED] if self.lacks_shadows else []
+        notes.append(self.lack)
         return list(dict.fromkeys(str(note) for note in notes if note))[:MOST_LINES]
 
     @property
     def unmet(self) -> bool:
         """True if a stronger attacker is known that was not met."""
-        return self.lacks_shadows or any(row.extra.get("unmet") for row in self.rows)
+        return bool(self.lack) or any(row.extra.get("unmet") for row in self.rows)
 
     @property
     def outside(self) -> bool:
@@ -191,13 +193,17 @@ class MatrixCell:
         return any(row.extra.get("outside") for row in self.rows)
 
     @property
-    def lacks_shadows(self) -> bool:
-        """True if updates of sub-models met no shadow federations; newer rows name the shadows that they met."""
-        met = {row.seed for row in self.rows if "shadows" in row.extra}
-        if self.column.key != "updates" or self.measure.keys() <= met:
-            return False
+    def lack(self) -> str:
+        """The attackers of sub-models that newer rows met, and these did not on every seed; empty if none."""
         name = str(self.rows[0].extra.get("row"))
-        return name != NONE and name_of(name) in methods("submodel")
+        if name == NONE or name_of(name) not in methods("submodel"):
+            return ""
+        met = {
+            "updates": (SHADOWED, {row.seed for row in self.rows if "shadows" in row.extra}),
+            "strongest": (SMOOTHED, {row.seed for row in self.rows if name_of(row.attack or "") == SMOOTH}),
+        }
+        words, seeds = met.get(self.column.key, ("", set()))
+        return "" if self.measure.keys() <= seeds else words
 
     def list_rows(self) -> list[tuple[str, str, str]]:
         """Return a line for each attack: its name, its mean, and its values by seed with other scores."""

@@ -21,7 +21,7 @@ from secateur.errors import WrongInput
 from secateur.evaluation.attack_strength import list_modes
 from secateur.metrics.membership import Estimate
 from secateur.models.create import create
-from secateur.report.matrix import CELL, REFUSED
+from secateur.report.matrix import CELL, REFUSED, SMOOTH
 from secateur.runs.folder import Run
 from secateur.runs.rows import Row
 from secateur.seeding import derive
@@ -166,6 +166,11 @@ class MatrixSetting:
         scale = self.scale
         settings = f"iterations={scale.iterations}:learning_rate=0.1:tv={scale.total_variation:g}"
         return f"sgi:{settings}:{RULE}"
+
+    @property
+    def smooth(self) -> list[str]:
+        """The inversion that sees most of a step of Adam, which clients of sub-models take; empty for others."""
+        return [_spell(f"{SMOOTH}:iterations={self.scale.smooth_iterations}:{RULE}")] if self.step.submodels else []
 
     def add(self, column: str, measured: Estimate, attack: str | None = None, **extra: Any) -> None:
         """Add the measurement of a cell for this seed."""

@@ -68,8 +68,8 @@ def cells(*columns: str) -> Callable[[Measure], Measure]:
 
 @cells("inversion", "strongest")
 def measure_inversion(setting: MatrixSetting) -> None:
-    """Invert all clients' updates of one round: plainly, and with every mode that the defense is weak against."""
-    attacks = setting.list_attacks(setting.matching)
+    """Invert all clients' updates of one round: plainly, and by all who know of the defense or of Adam's steps."""
+    attacks = setting.list_attacks(setting.matching) + setting.smooth
     rows, unmet = attack_updates(setting, attacks)
     plain = {name: text for name, text in unmet.items() if name != "unmet"}
     for attack, psnr, scores in _pool(rows):
