@@ -8,6 +8,7 @@ written by hand.
 from __future__ import annotations
 
 import json
+import math
 import re
 import sys
 from collections import Counter
@@ -19,7 +20,7 @@ from typing import Any
 
 from secateur.attacks.inversion.adaptive import PLAIN, settings_of_mode
 from secateur.catalogue import find, methods, name_of
-from secateur.evaluation.attack_strength import Strength, list_modes, name_unmet
+from secateur.evaluation.attack_strength import SHADOW_FEDERATIONS, Strength, list_modes, name_unmet
 from secateur.runs.archive import Archive
 from secateur.runs.rows import Row
 from secateur.studies import read_data
@@ -188,10 +189,25 @@ def describe_attackers(rows: list[Row]) -> str:
     if any(name_of(attack) in methods("inversion") for attack in attacks):
         return _describe_inversion(rows)
     names = list(dict.fromkeys(name_of(attack) for attack in sorted(attacks)))
+    limits = {name: _describe_shadows([row for row in rows if name_of(row.attack or "") == name]) for name in names}
     defended = any(names_of(row.defense or "none") not in ("none", "basic") for row in rows if row.attack)
     informed = not defended or any(row.adaptive for row in rows if row.attack)
     missing = [name for name in STRONG if name not in names] + ([] if informed else ["one who knows the defense"])
-    return ", ".join(names) + (f"; **not met: {', '.join(missing)}**" if missing and names else "")
+    told = [f"{name}{f' ({limits[name]})' if limits[name] else ''}" for name in names]
+    return ", ".join(told) + (f"; **not met: {', '.join(missing)}**" if missing and names else "")
+
+
+def _describe_shadows(rows: list[Row]) -> str:
+    """Return what an attack learned from, where the strongest of its kind learns from more; empty otherwise."""
+    few = {f"{number} federations" for row in rows if (number := _count_federations(row)) < SHADOW_FEDERATIONS}
+    few |= {"offline" for row in rows if "ran offline" in (row.note or "")}
+    return " or ".join(sorted(few))
+
+
+def _count_federations(row: Row) -> float:
+    """Return the number of shadow federations that an attack learned from; infinite if it had none."""
+    found = re.match(r"(\d+) federations", str(row.extra.get("shadows", "")))
+    return int(found[1]) if found else math.inf
 
 
 def _describe_inversion(rows: list[Row]) -> str:

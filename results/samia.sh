@@ -3,7 +3,7 @@
 #   results/samia.sh DATA OUT CHAIN...     DATA holds cifar-10-batches-bin/ and location/; CHAIN is a function below
 # What is stopped goes on where it was. Each audit leaves OUT/done/NAME.jsonl.xz.
 . "$(dirname "$0")/study.sh"
-cifar="--model resnet18-pool --data cifar10 --device cuda --set way=sequential"
+cifar="--model resnet18-pool --data cifar10 --device cuda --set execution=sequential"
 location="--model mlp --data location --device cpu"
 all=conf,xent,entropy,mentr,top1-conf,correctness,nn,top3-nn,nn-cls,blindmi,samia,lira,rmia
 some=conf,mentr,nn-cls,samia,lira,rmia

@@ -16,7 +16,8 @@ from typing import Any
 
 from secateur.attacks.inversion.adaptive import PLAIN
 from secateur.catalogue import name_of
-from secateur.evaluation.attack_strength import Strength
+from secateur.defenses import IN_OUT
+from secateur.evaluation.attack_strength import SHADOW_FEDERATIONS, Strength
 from secateur.report.matrix import NONE, MatrixCell, MatrixRow, build_heatmaps, is_lower
 from secateur.runs.rows import Row
 
@@ -100,9 +101,11 @@ def _summarise_defenses(papers: Mapping[str, Any], lines: Mapping[str, list[Line
         "## Defenses and their strongest attackers\n"
         f"{len(hiding)} measurements show that a defense hides something from its paper's attackers, "
         f"{full} of them at the paper's scale. "
-        f"Known to hold against the strongest attacker: {sum(key[-1].endswith(STANDS) for key in hiding)}."
+        f"{sum(key[-1].endswith(STANDS) for key in hiding)} hold against the strongest attacker that they met, too. "
+        f"The strongest LiRA and RMIA that are known learn online, from {IN_OUT} in-out models or "
+        f"{SHADOW_FEDERATIONS} shadow federations; fewer, and offline ones, are named."
     )
-    head = ["paper", "claim", "ours [95 % interval]", "attackers met", "against the strongest"]
+    head = ["paper", "claim", "ours [95 % interval]", "attackers met", "against the strongest of them"]
     body = [[f"{key[0]}, {join_items(line.item for line in same)}", *key[1:]] for key, same in hiding.items()]
     yield grid(head, body) if body else ""
     paths = [claims.HERE / "rows" / f"matrix-{name}.jsonl.xz" for name in ("cifar10", "int8")]
@@ -120,7 +123,8 @@ def _summarise_matrix(rows: Sequence[Row]) -> Iterator[str]:
         "a copy 60, guessed members have an AUC of 0.5. `adgp`, `ats` and `precode` are attacked outside the "
         "federation, `int8` on another machine. "
         "The last column names what the seeds show to be lower than without a defense (of `ppb`, `adv` and `dp-sgd`: "
-        "than `basic`), of pictures above grey. A star: a stronger attacker is known and was not met on every seed."
+        "than `basic`), of pictures above grey. A star: a stronger attacker is known and was not met on every seed. "
+        "LiRA and RMIA had half as many reference models as are advised, and inversions fewer iterations."
     )
     head = ["defense", "pictures, plain attacker", "pictures, strongest attacker", "active server"]
     body = []
