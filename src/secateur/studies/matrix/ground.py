@@ -170,7 +170,7 @@ class MatrixSetting:
     @property
     def smooth(self) -> list[str]:
         """The inversion that sees most of a step of Adam, which clients of sub-models take; empty for others."""
-        return [_spell(f"{SMOOTH}:iterations={self.scale.smooth_iterations}:{RULE}")] if self.step.submodels else []
+        return [_spell(f"{SMOOTH}:iterations={self.scale.iterations}:{RULE}")] if self.step.submodels else []
 
     def add(self, column: str, measured: Estimate, attack: str | None = None, **extra: Any) -> None:
         """Add the measurement of a cell for this seed."""
