@@ -193,8 +193,8 @@ def describe_attackers(rows: list[Row]) -> str:
     defended = any(names_of(row.defense or "none") not in ("none", "basic") for row in rows if row.attack)
     informed = not defended or any(row.adaptive for row in rows if row.attack)
     missing = [name for name in STRONG if name not in names] + ([] if informed else ["one who knows the defense"])
-    told = [f"{name}{f' ({limits[name]})' if limits[name] else ''}" for name in names]
-    return ", ".join(told) + (f"; **not met: {', '.join(missing)}**" if missing and names else "")
+    described = [f"{name}{f' ({limits[name]})' if limits[name] else ''}" for name in names]
+    return ", ".join(described) + (f"; **not met: {', '.join(missing)}**" if missing and names else "")
 
 
 def _describe_shadows(rows: list[Row]) -> str:

@@ -159,8 +159,8 @@ def gather_runs(paths: Sequence[Path], studies: Sequence[str] = (), commit: str 
         values = [part.provenance[name] for part in parts if name in part.provenance]
         provenance[name] = "; ".join(_distinct(text for value in values for text in str(value).split("; ")))
     provenance["seeds"] = sorted({seed for part in parts for seed in part.provenance.get("seeds", [])})
-    found = _describe_differences([part.rows for part in parts if part.studies])
-    if texts := _distinct([*str(provenance.get("differ", "")).split("; "), found]):
+    difference = _describe_differences([part.rows for part in parts if part.studies])
+    if texts := _distinct([*str(provenance.get("differ", "")).split("; "), difference]):
         provenance["differ"] = "; ".join(texts)
     return Archive(provenance, _join(part.rows for part in parts), _join(part.figures for part in parts))
 
