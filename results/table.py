@@ -18,7 +18,7 @@ from secateur.attacks.inversion.adaptive import PLAIN
 from secateur.catalogue import name_of
 from secateur.defenses import IN_OUT
 from secateur.evaluation.attack_strength import SHADOW_FEDERATIONS, Strength
-from secateur.report.matrix import NONE, MatrixCell, MatrixRow, build_heatmaps, is_lower
+from secateur.report.matrix import FIRST, NONE, Heatmap, MatrixCell, MatrixRow, build_heatmaps, is_lower
 from secateur.runs.rows import Row
 
 sys.path.insert(0, str(Path(__file__).parent))
@@ -39,6 +39,7 @@ from claims import (
 )
 from pages import fill_pages, find_typed, grid, read
 
+PICTURES = {"pictures": "strongest", "active server": "active"}
 MEMBERS = ("final-rmia", "final-lira", "updates")  # columns of the matrix
 GUESSING = 0.1  # accuracy on CIFAR-10
 
@@ -133,7 +134,7 @@ def _summarise_matrix(rows: Sequence[Row]) -> Iterator[str]:
         star = "*" if any(row.cells[key].unmet for key in MEMBERS if key in row.cells) else ""
         members = _write_cell(row, _pick_members(row)) + star
         body.append([f"`{row.name}`", *pictures, members, _write_cell(row, "accuracy")])
-        body[-1].append(_list_lower(row, heatmap.find_base(row)))
+        body[-1].append(_list_lower(row, heatmap))
     title = "shown to lower, against the strongest"
     yield grid([*head, "members, strongest attacker", "accuracy", title], [line for line in body if any(line[1:-1])])
 
@@ -143,13 +144,15 @@ def _pick_members(row: MatrixRow) -> str:
     return max((key for key in MEMBERS if key in row.cells), key=lambda key: _value(row.cells[key]), default="")
 
 
-def _list_lower(row: MatrixRow, bare: MatrixRow | None) -> str:
+def _list_lower(row: MatrixRow, heatmap: Heatmap) -> str:
     """Return what is shown to be lower than in the row that it is compared with, and whether the model has learnt."""
-    if row.name == NONE or bare is None:
+    if row.name in (NONE, FIRST):
         return ""
-    pairs = {"pictures": ("strongest",) * 2, "active server": ("active",) * 2}
-    pairs["members"] = _pick_members(bare), _pick_members(row)
-    lower = [name for name, (one, other) in pairs.items() if is_lower(row.measure(other), bare.measure(one))]
+    pairs = {name: (row.measure(key), heatmap.measure_base(row, key)) for name, key in PICTURES.items()}
+    members = _pick_members(row)
+    bare = next((other for other in heatmap.rows if other.name == row.name_base(members)), row)
+    pairs["members"] = row.measure(members), bare.measure(_pick_members(bare))
+    lower = [name for name, (one, other) in pairs.items() if is_lower(one, other)]
     accuracy = row.cells["accuracy"].estimate if "accuracy" in row.cells else None
     learns = accuracy is None or accuracy.value > GUESSING
     return (", ".join(lower) or "nothing") + ("" if learns else "; learns nothing")

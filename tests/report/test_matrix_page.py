@@ -117,6 +117,15 @@ def tuned(name, auc, spread):
     return seeds(name, "final-rmia", auc, spread, acts_on="on the final model")
 
 
+def test_pictures_of_a_first_round_are_held_against_those_without_a_defense_there():
+    place = {"outside": "a first round"}
+    rows = seeds("none", "inversion", 25) + seeds("ats", "inversion", 21, **place)
+    assert only(rows).sentences == [], "another round of another network"
+    rows += seeds("none (first round)", "inversion", 22, **place)
+    (sentence,) = only(rows).sentences
+    assert "ats (by 1.0 dB, beside none (first round))" in sentence and "none (first round) (by" not in sentence
+
+
 def test_seeds_that_scatter_allow_no_sentence():
     wide = (-8.0, 0.0, 8.0)
     rows = seeds("none", "inversion", 20, wide) + seeds("dgp", "inversion", 14, tuple(reversed(wide)))

@@ -187,6 +187,13 @@ def test_updates_of_sub_models_meet_shadow_federations(tmp_path):
     assert all("on 8 shadow federations" in row.extra["unmet"] for row in (*federations.values(), *clients.values()))
 
 
+def test_a_row_without_a_defense_is_inverted_where_rows_are_that_no_federation_takes(tmp_path):
+    rows = measure(tmp_path, "rows=none (first round),ppb in clients", "measures=inversion,active")
+    assert all(row.metric == CELL and "outside" in row.extra for row in rows)
+    greys = {row.extra["row"]: row.extra["psnr_grey"] for row in rows if row.extra["column"] == "inversion"}
+    assert len(greys) == 2 and len(set(greys.values())) == 1, "the same pictures"
+
+
 def test_ppb_as_the_loss_of_clients_is_attacked_and_trained(tmp_path):
     rows = measure(tmp_path, "rows=ppb in clients", "rounds=2")
     refused = {row.extra["column"] for row in rows if row.metric == REFUSED}

@@ -147,7 +147,7 @@ def test_steps_of_every_study_can_be_read_at_every_scale(name, scale):
         assert all(step.bases and step.defenses for step in study.read_steps(Federations, **values_of(size)))
     elif study.package == "matrix":
         rows = [step.title for step in study.read_steps(MatrixStep, networks=size.networks[:1])]
-        assert len(rows) == len(set(rows)) == 29
+        assert len(rows) == len(set(rows)) == 30
     else:
         (step,) = study.read_steps(AuditStep)
         assert read(Audit, None, step.settings(scale, {})).attack

@@ -21,7 +21,7 @@ from secateur.runs.rows import Row
 
 CELL, REFUSED = "matrix_cell", "matrix_refused"  # metrics of the rows of a cell
 GROUND = "matrix_ground"  # metric of a row with the settings that all cells of a run share
-NONE = "none"  # the row without a defense
+NONE, FIRST = "none", "none (first round)"  # the rows without a defense, in the federation and outside one
 BASIC, TUNED = "basic", "on the final model"  # fine-tuning without a defense, and the group of fine-tuned rows
 COPY = 60.0  # dB from which a picture counts as a copy
 SHADOWED = "LiRA and RMIA learn from shadow clients of one turn; shadow federations and rmia:gamma=1 were not met"
@@ -31,6 +31,7 @@ SCALE = ("#fff7d6", "#fee391", "#fec44f", "#fe9929", "#bf4a02", "#7a2503")  # li
 INKS = (*["#1c2321"] * 4, "#ffffff", "#ffffff")  # of the text on each colour
 HIDE, INFORMED = "hide from the plain attacker", "strongest"
 IMITATED = " through reference models under the defense than through others"
+LESS = f"{HIDE}, and less from the informed one, who sees more"
 LOST = f"{HIDE} and are not shown to hide from the informed one, who sees more"
 PICTURES = 4  # truths of a row
 MOST_NETWORKS, MOST_ROWS, MOST_LINES = 6, 60, 12  # of a page, of a heat map, of a cell
@@ -244,11 +245,16 @@ class MatrixRow:
     cells: dict[str, MatrixCell]
     greys: Mapping[str, dict[int, float]] = field(default_factory=dict)  # of the row none, by column and seed
 
-    @property
-    def base(self) -> str:
-        """The row that this one is compared with: a defense of fine-tuning with fine-tuning that has none."""
+    def name_base(self, column: str) -> str:
+        """Return the row that a column is compared with.
+
+        A defense of fine-tuning is held against fine-tuning that has none, and pictures of a first round outside a
+        federation against those without a defense there.
+        """
         defense = next(iter(self.cells.values())).rows[0].defense
-        return BASIC if self.group == TUNED and defense not in (None, NONE, BASIC) else NONE
+        if self.group == TUNED and defense not in (None, NONE, BASIC):
+            return BASIC
+        return FIRST if column in SHOWN and column in self.cells and self.cells[column].outside else NONE
 
     @property
     def id(self) -> str:
@@ -291,9 +297,10 @@ class Heatmap:
         """The sentences that hold over the seeds; none for a single seed."""
         return write_sentences(self) if len(self.seeds) > 1 else []
 
-    def find_base(self, row: MatrixRow) -> MatrixRow | None:
-        """Return the row that a row is compared with; None if it was not measured."""
-        return next((other for other in self.rows if other.name == row.base), None)
+    def measure_base(self, row: MatrixRow, column: str) -> Measure:
+        """Return the measurements that a column of a row is compared with; empty if there are none."""
+        name = row.name_base(column)
+        return next((other.measure(column) for other in self.rows if other.name == name), {})
 
 
 def _move(psnr: Estimate, by: float) -> Estimate:
@@ -329,11 +336,10 @@ def build_heatmaps(rows: Iterable[Row]) -> list[Heatmap]:
 
 def write_sentences(heatmap: Heatmap) -> list[str]:
     """Return sentences about the rows whose intervals over the seeds lie apart from those they are held against."""
-    others = [row for row in heatmap.rows if row.name != NONE]
+    others = [row for row in heatmap.rows if row.name not in (NONE, FIRST)]
 
     def compare(row: MatrixRow, column: str) -> Estimate | None:
-        base = heatmap.find_base(row)
-        return _less(base.measure(column), row.measure(column)) if base else None
+        return _less(heatmap.measure_base(row, column), row.measure(column))
 
     def compare_attackers(row: MatrixRow, column: str) -> Estimate | None:
         informed, plain = (row.cells.get(name) for name in (INFORMED, "inversion"))  # of the same pictures
@@ -345,37 +351,46 @@ def write_sentences(heatmap: Heatmap) -> list[str]:
         return next((_less(measure, known.get(plain, {})) for measure, plain, kind in pairs if kind), None)
 
     def negate(row: MatrixRow, column: str) -> Estimate | None:
-        base = heatmap.find_base(row)
-        return _less(row.measure(column), base.measure(column)) if base else None
+        return _less(row.measure(column), heatmap.measure_base(row, column))
 
     seen = [row for row in others if _apart(compare(row, "inversion")) and _apart(compare_attackers(row, ""))]
     lost = [row for row in seen if not _apart(compare(row, "strongest"))]
     kept = [row for row in seen if row not in lost]
     return [
         *_say("give the plain attacker less than no defense does", "inversion", others, compare),
-        *_say(LOST, INFORMED, lost, compare_attackers),
-        *_say(f"{HIDE}, and less from the informed one, who sees more", INFORMED, kept, compare_attackers),
+        *_say(LOST, INFORMED, lost, compare_attackers, beside=False),
+        *_say(
+            f"{HIDE}, and less from the informed one, who sees more", INFORMED, kept, compare_attackers, beside=False
+        ),
         *_say("give even the strongest attacker met less than no defense does", INFORMED, others, compare),
         *_say("give the active server less", "active", others, compare),
         *_say("lower the AUC of membership on updates", "updates", others, compare),
         *_say("lower the AUC of RMIA on the final model", "final-rmia", others, compare),
-        *_say(f"show RMIA more{IMITATED}", "final-rmia", others, compare_references),
+        *_say(f"show RMIA more{IMITATED}", "final-rmia", others, compare_references, beside=False),
         *_say("raise the AUC of RMIA on the final model", "final-rmia", others, negate),
         *_say("lower the AUC of LiRA on the final model", "final-lira", others, compare),
-        *_say(f"show LiRA more{IMITATED}", "final-lira", others, compare_references),
+        *_say(f"show LiRA more{IMITATED}", "final-lira", others, compare_references, beside=False),
         *_say("cost accuracy", "accuracy", others, compare),
     ]
 
 
 def _say(
-    words: str, key: str, rows: Sequence[MatrixRow], change: Callable[[MatrixRow, str], Estimate | None]
+    words: str,
+    key: str,
+    rows: Sequence[MatrixRow],
+    change: Callable[[MatrixRow, str], Estimate | None],
+    beside: bool = True,
 ) -> list[str]:
-    """Return one sentence on the rows whose change lies apart from 0; none if no row's does."""
+    """Return one sentence on the rows whose change lies apart from 0; none if no row's does.
+
+    `beside` names the row that another is compared with, where it is not that without a defense.
+    """
     column, texts = BY_KEY[key], []
     for row in rows:
         if (by := change(row, key)) is not None and _apart(by):
             size = [f"{column.format(by)} {column.unit}", column.format_interval(by)]
-            size += [] if row.base == NONE else [f"beside {row.base}"]
+            base = row.name_base(key)
+            size += [f"beside {base}"] if beside and base != NONE else []
             texts.append(f"{row.name} (by {', '.join(filter(None, size))})")
     return [f"These {words}: {', '.join(texts)}."] if texts else []
 

@@ -90,20 +90,23 @@ def measure_active(setting: MatrixSetting) -> None:
 def attack_updates(setting: MatrixSetting, attacks: Sequence[str]) -> tuple[list[Row], dict[str, str]]:
     """Return the rows of attacks on updates, and the modes that could not be mounted with their reasons.
 
-    A defense that no federation takes is attacked outside one, in a first round.
+    A defense that no federation takes is attacked outside one, in a first round, and so is a step that says so.
     """
     number, start = setting.scale.attacked_round, len(setting.run.rows)
     fields: dict[str, Any] = {"rounds": number, "evaluate_every": number, "attack_at": [number]}
     fields |= {"attack_clients": "all", "labels": "oracle", "execution": "sequential"}  # too few rounds for a capture
     fields |= {"local_steps": 1} if setting.step.submodels else {}
     reasons: dict[str, str] = {}
+    place = "as the rows that no federation takes" if setting.step.outside else ""
     try:
         check_federate(setting.federate(), setting.data, setting.device)
     except WrongInput as error:
         if setting.step.submodels or not _takes_updates(setting.defense):
             raise
+        place = str(error)
+    if place:
         _invert(setting, attacks, reasons)
-        outside = {"outside": f"a first round outside a federation ({error})"}
+        outside = {"outside": f"a first round outside a federation ({place})"}
         return setting.run.rows[start:], outside | _list_unmet(reasons)
     able = []
     for attack in attacks:
