@@ -92,6 +92,11 @@ class Measurement:
     reduced: bool = False
 
     @property
+    def offline(self) -> bool:
+        """True if an attack learned from models without the candidates, which is weaker."""
+        return "(offline)" in self.attacker
+
+    @property
     def full(self) -> bool:
         """True if this is the paper's scale."""
         return self.scale == "full" and not self.reduced
@@ -286,7 +291,8 @@ def _claim_lines(
     any_line = False
     for measured in here:
         alike = [other for other in informed if other.data == measured.data]
-        asked = min(alike, key=lambda other: other.setting != measured.setting, default=measured)  # of the same rows
+        # the strongest attackers, then those of the same rows
+        asked = min(alike, key=lambda other: (other.offline, other.setting != measured.setting), default=measured)
         for finding in measured.findings:
             if finding.key == key:
                 any_line = True
