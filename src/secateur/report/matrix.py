@@ -248,8 +248,8 @@ class MatrixRow:
     def name_base(self, column: str) -> str:
         """Return the row that a column is compared with.
 
-        A defense of fine-tuning is held against fine-tuning that has none, and pictures of a first round outside a
-        federation against those without a defense there.
+        A defense of fine-tuning is held against fine-tuning that has none. Pictures of a first round outside a
+        federation are held against those without a defense there.
         """
         defense = next(iter(self.cells.values())).rows[0].defense
         if self.group == TUNED and defense not in (None, NONE, BASIC):
