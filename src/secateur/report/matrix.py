@@ -359,9 +359,7 @@ def write_sentences(heatmap: Heatmap) -> list[str]:
     return [
         *_say("give the plain attacker less than no defense does", "inversion", others, compare),
         *_say(LOST, INFORMED, lost, compare_attackers, beside=False),
-        *_say(
-            f"{HIDE}, and less from the informed one, who sees more", INFORMED, kept, compare_attackers, beside=False
-        ),
+        *_say(LESS, INFORMED, kept, compare_attackers, beside=False),
         *_say("give even the strongest attacker met less than no defense does", INFORMED, others, compare),
         *_say("give the active server less", "active", others, compare),
         *_say("lower the AUC of membership on updates", "updates", others, compare),

@@ -45,7 +45,7 @@ class MatrixStep:
     base_pruning: str = "none"
     submodels: str = ""  # the rule of a federation over sub-models
     pruner: str = ""  # the compressor of the undefended federation's final model
-    outside: bool = False  # updates are inverted in a first round outside a federation, which would take the defense
+    outside: bool = False  # inverted in a first round outside a federation, although one would take the defense
     measures: tuple[str, ...] = MEASURED
 
     @property
