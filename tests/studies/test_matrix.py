@@ -74,7 +74,7 @@ def test_priprune_shares_by_the_number_of_weights():
 
 def test_refusals_name_columns_and_groups_of_the_study():
     study = catalogue.find("study", "matrix").make()
-    groups = {step.group for step in study.read_steps(MatrixStep, networks=["conv-2"])}
+    groups = {name for step in study.read_steps(MatrixStep, networks=["conv-2"]) for name in (step.group, step.row)}
     reasons = {name: texts for name, texts in read_data("matrix", "refusals").items() if name != "about"}
     assert reasons.keys() <= groups
     assert all(columns.keys() <= BY_KEY.keys() for columns in reasons.values())

@@ -153,7 +153,7 @@ def test_the_tiny_matrix_has_a_number_or_a_reason_in_every_cell(tmp_path, capsys
     assert main(command) == 0
     capsys.readouterr()
     (heatmap,) = build_heatmaps(load_rows(tmp_path))
-    assert len(heatmap.rows) == 28
+    assert len(heatmap.rows) == 30
     cells = {(row.name, key): row.cells[key] for row in heatmap.rows for key in BY_KEY}
     assert all(bool(cell.measure) != bool(cell.reasons) for cell in cells.values())
     assert not [cell.reasons for cell in cells.values() if "a fault" in " ".join(cell.reasons)]
@@ -164,5 +164,5 @@ def test_the_tiny_matrix_has_a_number_or_a_reason_in_every_cell(tmp_path, capsys
     assert others - {"priprune", "mapp-fl", "heterofl"} <= inverted <= others  # priprune takes no BatchNorm
     assert all((name, "final-rmia") in measured for name in final | {"none", "dgp", "adgp", "ats", "largest"})
     page = (tmp_path / "report.html").read_text()
-    assert page.count('<th scope="row">') == 28 and "plotly" not in page and len(page) < 2**20
+    assert page.count('<th scope="row">') == 30 and "plotly" not in page and len(page) < 2**20
     assert main(command) == 0, "a second start takes all stages from the folder"

@@ -193,7 +193,8 @@ class MatrixSetting:
 
     def refuse_senseless(self, columns: Sequence[str]) -> list[str]:
         """Refuse the columns that have no meaning for this row; return the others."""
-        reasons = read_data("matrix", "refusals").get(self.step.group, {})
+        known = read_data("matrix", "refusals")
+        reasons = known.get(self.step.row, {}) | known.get(self.step.group, {})
         for column in columns:
             if column in reasons:
                 self.refuse([column], reasons[column])
