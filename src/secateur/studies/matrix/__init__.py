@@ -19,9 +19,10 @@ What an attacker sees is the same in every row of a column:
   of sub-models take steps of Adam, and also meet ig-smooth.
 - active server: Robbing the Fed, in the same round.
 
-Some defenses are refused by `secateur federate`: adgp, ats, precode. Their inversions are run by `secateur invert` on a
-first round, and they are trained by collaborative SGD on the same shares and batches; such cells are marked. Pairs
-that are not measured are in refusals.json. A pair that the tool refuses shows the tool's own sentence.
+Some defenses are refused by `secateur federate`: adgp, ats, precode, ppb. Their inversions are run by `secateur invert`
+on a first round, and held against `none (first round)`, which has no defense there. They are trained by collaborative
+SGD on the same shares and batches; such cells are marked. Pairs that are not measured are in refusals.json. A pair that
+the tool refuses shows the tool's own sentence.
 """
 
 from __future__ import annotations
