@@ -9,6 +9,7 @@ from secateur import catalogue
 from secateur.config import choice
 from secateur.data.load import load
 from secateur.errors import WrongInput
+from secateur.evaluation.attack_strength import read_mode
 from secateur.report.matrix import BY_KEY, CELL, REFUSED, build_heatmaps
 from secateur.report.page import write_page
 from secateur.runs.folder import Run, load_rows
@@ -165,13 +166,19 @@ def test_without_imitation_the_cells_of_a_defense_are_marked(tmp_path):
     assert [row.extra["unmet"] for row in final] == ["no reference model imitates the defense"] * 2
 
 
-def test_pictures_of_sub_models_meet_the_attack_on_steps_of_adam(tmp_path):
+def test_pictures_meet_the_smooth_inversion_that_knows_as_much_as_sgi(tmp_path):
     rows = measure(tmp_path, "rows=heterofl,random", "measures=inversion")
     met = {name: [row.attack for row in rows if row.extra["row"] == name] for name in ("heterofl", "random")}
-    assert sum(text.startswith("ig-smooth:") for text in met["heterofl"]) == 1
-    assert not any(text.startswith("ig-smooth") for text in met["random"])
+    assert sum(text.startswith("ig-smooth:") for text in met["heterofl"]) == 1, "it unrolls the step of Adam"
+    assert [read_mode(text) for text in met["random"] if text.startswith("ig-smooth")] == ["none", "support+follows"]
     cells = {row.name: row.cells["strongest"] for row in build_heatmaps(rows)[0].rows}
     assert not cells["heterofl"].unmet and not cells["random"].unmet
+
+
+def test_one_family_of_inversions_can_be_measured_alone(tmp_path):
+    rows = measure(tmp_path, "rows=dgp", "measures=inversion", "inversions=ig-smooth")
+    assert {row.extra["column"] for row in rows} == {"strongest"}, "the plain attacker is sgi"
+    assert {read_mode(row.attack) for row in rows} == {"none", "support", "reapply"}
 
 
 def test_updates_of_sub_models_meet_shadow_federations(tmp_path):
@@ -199,7 +206,7 @@ def test_ppb_as_the_loss_of_clients_is_attacked_and_trained(tmp_path):
     refused = {row.extra["column"] for row in rows if row.metric == REFUSED}
     assert refused == {"updates"}, "no federation takes the loss"
     strongest = [row.attack for row in rows if row.extra["column"] == "strongest"]
-    assert len(strongest) == 2 and "adaptive=loss" in strongest[1] and "adaptive" not in strongest[0]
+    assert list(map(read_mode, strongest)) == ["none", "loss"] * 2, "by sgi and by ig-smooth"
     assert {row.extra["column"] for row in rows} == BY_KEY.keys()
 
 

@@ -14,6 +14,7 @@ from operator import sub
 from typing import Any
 
 from secateur.catalogue import methods, name_of, split
+from secateur.evaluation.attack_strength import read_mode
 from secateur.metrics.estimates import Measure, combine, mean, pick_highest
 from secateur.metrics.membership import Estimate
 from secateur.report.summary import Labels, group_by
@@ -26,7 +27,7 @@ BASIC, TUNED = "basic", "on the final model"  # fine-tuning without a defense, a
 COPY = 60.0  # dB from which a picture counts as a copy
 SHADOWED = "LiRA and RMIA learn from shadow clients of one turn; shadow federations and rmia:gamma=1 were not met"
 SMOOTH = "ig-smooth"
-SMOOTHED = f"sub-models send steps of Adam; {SMOOTH}, which may see more of these, was not met"
+SMOOTHED = f"{SMOOTH}, which may see more, was not met by who knows as much as sgi"
 SCALE = ("#fff7d6", "#fee391", "#fec44f", "#fe9929", "#bf4a02", "#7a2503")  # light to dark: safe for colour-blind eyes
 INKS = (*["#1c2321"] * 4, "#ffffff", "#ffffff")  # of the text on each colour
 HIDE, INFORMED = "hide from the plain attacker", "strongest"
@@ -195,16 +196,20 @@ class MatrixCell:
 
     @property
     def lack(self) -> str:
-        """The attackers of sub-models that newer rows met, and these did not on every seed; empty if none."""
+        """The attackers that newer rows met, and these did not on every seed; empty if none."""
         name = str(self.rows[0].extra.get("row"))
-        if name == NONE or name_of(name) not in methods("submodel"):
-            return ""
-        met = {
-            "updates": (SHADOWED, {row.seed for row in self.rows if "shadows" in row.extra}),
-            "strongest": (SMOOTHED, {row.seed for row in self.rows if name_of(row.attack or "") == SMOOTH}),
-        }
-        words, seeds = met.get(self.column.key, ("", set()))
-        return "" if self.measure.keys() <= seeds else words
+        submodels = name != NONE and name_of(name) in methods("submodel")
+        if self.column.key == "strongest":
+            own = {"reapply"} if submodels else set()  # it knows of the step of Adam by itself
+            return "" if all(self._met_smooth(seed, own) for seed in self.measure) else SMOOTHED
+        shadowed = {row.seed for row in self.rows if "shadows" in row.extra}
+        return SHADOWED if submodels and self.column.key == "updates" and not self.measure.keys() <= shadowed else ""
+
+    def _met_smooth(self, seed: int, own: set[str]) -> bool:
+        """Return True if the smooth inversion of a seed knew as much as all others; `own` are modes it needs not."""
+        attacks = [row.attack for row in self.rows if row.seed == seed and row.attack]
+        smooth = {read_mode(attack) for attack in attacks if name_of(attack) == SMOOTH}
+        return bool(smooth) and {read_mode(attack) for attack in attacks} - own <= smooth
 
     def list_rows(self) -> list[tuple[str, str, str]]:
         """Return a line for each attack: its name, its mean, and its values by seed with other scores."""

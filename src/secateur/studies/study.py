@@ -337,11 +337,11 @@ def read_field(name: str, rules: Mapping[str, Any], text: str) -> Any:
         check_number(name, number, "(0, inf)")
         return number
     if rules["kind"] == "several":
-        numbers = [yaml_value("set", part) for part in text.split("+")]
-        if not all(type(number) is int and number in rules["among"] for number in numbers):
+        values = [yaml_value("set", part) for part in text.split("+")]
+        if not all(type(value) is type(rules["among"][0]) and value in rules["among"] for value in values):
             allowed = ", ".join(map(str, rules["among"]))
             raise WrongInput(name, f"{text!r} is not allowed; use {allowed}, several joined by +")
-        return numbers
+        return values
     value = yaml_value("set", text)
     if rules["kind"] == "switch":
         if not isinstance(value, bool):

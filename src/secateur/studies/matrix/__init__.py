@@ -15,8 +15,8 @@ What an attacker sees is the same in every row of a column:
 - updates: membership attacks on every client's last rounds. On sub-models LiRA and RMIA learn from federations of the
   attacker's own (`shadow_federations`).
 - inversion: all clients' updates of one early round, where gradients are large. Labels are known. The plain attacker
-  reads the mask of pruned weights as SGI does; the strongest is the best of the catalogue's `adaptive` modes. Clients
-  of sub-models take steps of Adam, and also meet ig-smooth.
+  reads the mask of pruned weights as SGI does. The strongest is the best of SGI and ig-smooth, plain and by each of the
+  catalogue's `adaptive` modes.
 - active server: Robbing the Fed, in the same round.
 
 Some defenses are refused by `secateur federate`: adgp, ats, precode, ppb. Their inversions are run by `secateur invert`

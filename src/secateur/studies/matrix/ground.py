@@ -168,10 +168,17 @@ class MatrixSetting:
         settings = f"iterations={scale.iterations}:learning_rate=0.1:tv={scale.total_variation:g}"
         return f"sgi:{settings}:{RULE}"
 
-    @property
-    def smooth(self) -> list[str]:
-        """The inversion that sees most of a step of Adam, which clients of sub-models take; empty for others."""
-        return [_spell(f"{SMOOTH}:iterations={self.scale.iterations}:{RULE}")] if self.step.submodels else []
+    def list_inversions(self) -> list[str]:
+        """Return all passive inversions: those of the scale, plain and by who knows of the defense.
+
+        `ig-smooth` unrolls the step of Adam of a sub-model's client by itself.
+        """
+        texts = {"sgi": self.matching, SMOOTH: f"{SMOOTH}:iterations={self.scale.iterations}:{RULE}"}
+        attacks: list[str] = []
+        for name in self.scale.inversions:
+            alone = self.step.submodels and name == SMOOTH
+            attacks += [_spell(texts[name])] if alone else self.list_attacks(texts[name])
+        return attacks
 
     def add(self, column: str, measured: Estimate, attack: str | None = None, **extra: Any) -> None:
         """Add the measurement of a cell for this seed."""

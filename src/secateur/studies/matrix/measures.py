@@ -68,12 +68,11 @@ def cells(*columns: str) -> Callable[[Measure], Measure]:
 
 @cells("inversion", "strongest")
 def measure_inversion(setting: MatrixSetting) -> None:
-    """Invert all clients' updates of one round: plainly, and by all who know of the defense or of Adam's steps."""
-    attacks = setting.list_attacks(setting.matching) + setting.smooth
-    rows, unmet = attack_updates(setting, attacks)
+    """Invert all clients' updates of one round: plainly, and by all who know of the defense."""
+    rows, unmet = attack_updates(setting, setting.list_inversions())
     plain = {name: text for name, text in unmet.items() if name != "unmet"}
     for attack, psnr, scores in _pool(rows):
-        if attack == attacks[0]:
+        if attack == setting.list_attacks(setting.matching)[0]:
             setting.add("inversion", psnr, attack, **scores, **plain)
         setting.add("strongest", psnr, attack, **scores, **unmet)
 
