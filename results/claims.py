@@ -137,8 +137,10 @@ def measure_archives() -> Iterator[Measurement]:
     for path in sorted((HERE / "rows").glob("*.jsonl.xz")):
         archive = read(path)
         for name in archive.studies if archive.scale in SIZES[1:] else ():
-            for title, (_, findings) in find("study", name).make().tabulate_rows(archive).items():
-                rows = [row for row in archive.rows if title in ("", row.dataset, f"{row.model} on {row.dataset}")]
+            study: Study = find("study", name).make()
+            for results in study.gather(study, archive).values():
+                _, findings = study.tabulate(results)
+                rows = list(getattr(results, "rows", results))
                 data = tuple(dict.fromkeys(row.dataset for row in rows))
                 setting = f"{describe(archive, rows)}; [rows](rows/{path.name})"
                 measured = [finding for finding in findings if finding.measured != "not measured here"]
@@ -216,23 +218,26 @@ def _count_federations(row: Row) -> float:
 
 
 def _describe_inversion(rows: list[Row]) -> str:
-    met: dict[tuple[str, str], set[str]] = {}  # by base pruning and defense
+    met: dict[tuple[str, str], dict[tuple[str, int], set[str]]] = {}  # by base pruning and defense, setting and seed
     for row in rows:
         if row.attack:
             key = str(row.extra.get("base_pruning", "")), names_of(row.defense or "none")
-            met.setdefault(key, set()).add(row.attack)
-    attacks = set().union(*met.values())
+            met.setdefault(key, {}).setdefault((str(row.defense), row.seed), set()).add(row.attack)
+    attacks = {attack for runs in met.values() for same in runs.values() for attack in same}
     modes = {Strength(attack, 0, frozenset(), True).mode for attack in attacks} - {PLAIN}
     names = ", ".join(sorted({name_of(attack) for attack in attacks}))
     text = f"{names}: " + ", ".join(["plain", *sorted(modes)])
-    lacking: dict[tuple[str, str], list[str]] = {}  # defenses by base pruning and the attackers that they did not meet
-    for base, defense in sorted(met):
-        if lack := _name_unmet(defense, met[base, defense], base):
-            lacking.setdefault((name_of(base), lack), []).append(defense)
-    unmet = [
-        f"{', '.join(defenses)}{f' on {base}' if base else ''} {lack}" for (base, lack), defenses in lacking.items()
-    ]
-    return text + (f"; **{'; '.join(unmet)}**" if unmet else "")
+    never: dict[str, list[str]] = {}  # defenses by the attackers that they did not meet
+    partly: dict[str, list[str]] = {}  # by those that they met on some seeds or in some settings
+    for (base, defense), runs in sorted(met.items()):
+        where = f" on {name_of(base)}" if base else ""
+        if lack := _name_unmet(defense, set().union(*runs.values()), base):
+            never.setdefault(f"{where} {lack}", []).append(defense)
+        elif lacks := {one for same in runs.values() if (one := _name_unmet(defense, same, base))}:
+            partly.setdefault(f"{where} {max(lacks, key=len)} in every run", []).append(defense)
+    unmet = "; ".join(f"{', '.join(defenses)}{lack}" for lack, defenses in never.items())
+    some = "".join(f"; {', '.join(defenses)}{lack}" for lack, defenses in partly.items())
+    return text + (f"; **{unmet}**" if unmet else "") + some
 
 
 def _name_unmet(defense: str, attacks: set[str], base: str) -> str:

@@ -131,8 +131,7 @@ def _summarise_matrix(rows: Sequence[Row]) -> Iterator[str]:
     body = []
     for row in heatmap.rows:
         pictures = [_write_cell(row, key) for key in ("inversion", "strongest", "active")]
-        star = "*" if any(row.cells[key].unmet for key in MEMBERS if key in row.cells) else ""
-        members = _write_cell(row, _pick_members(row)) + star
+        members = _write_cell(row, _pick_members(row)) + _mark(row, *MEMBERS)
         body.append([f"`{row.name}`", *pictures, members, _write_cell(row, "accuracy")])
         body[-1].append(_list_lower(row, heatmap))
     title = "shown to lower, against the strongest"
@@ -152,10 +151,16 @@ def _list_lower(row: MatrixRow, heatmap: Heatmap) -> str:
     members = _pick_members(row)
     bare = next((other for other in heatmap.rows if other.name == row.name_base(members)), row)
     pairs["members"] = row.measure(members), bare.measure(_pick_members(bare))
-    lower = [name for name, (one, other) in pairs.items() if is_lower(one, other)]
+    marks = {name: _mark(row, key) for name, key in PICTURES.items()} | {"members": _mark(row, *MEMBERS)}
+    lower = [f"{name}{marks[name]}" for name, (one, other) in pairs.items() if is_lower(one, other)]
     accuracy = row.cells["accuracy"].estimate if "accuracy" in row.cells else None
     learns = accuracy is None or accuracy.value > GUESSING
     return (", ".join(lower) or "nothing") + ("" if learns else "; learns nothing")
+
+
+def _mark(row: MatrixRow, *columns: str) -> str:
+    """Return a star if a stronger attacker than those of these columns is known and was not met on every seed."""
+    return "*" if any(row.cells[key].unmet for key in columns if key in row.cells) else ""
 
 
 def _value(cell: MatrixCell) -> float:
@@ -172,7 +177,7 @@ def _write_cell(row: MatrixRow, key: str) -> str:
     mode = Strength(name, 0, frozenset(), True).mode if name else PLAIN
     notes = [name_of(name), "" if mode == PLAIN else mode, references]
     attacker = "" if not name or key == "inversion" else f" ({', '.join(filter(None, notes))})"
-    star = "*" if cell.unmet and key not in MEMBERS else ""  # of members: any of their columns
+    star = "" if key in MEMBERS else _mark(row, key)  # of members: any of their columns
     return f"{cell.text} {cell.column.unit}{interval}{attacker}{star}"
 
 

@@ -5,6 +5,7 @@ python results/withholding.py [results/rows/priprune-withholding.jsonl.xz]
 
 from __future__ import annotations
 
+import math
 import sys
 from collections import defaultdict
 from collections.abc import Mapping
@@ -13,7 +14,7 @@ from statistics import mean, stdev
 
 from scipy.stats import t
 
-from secateur.evaluation.attack_strength import name_unmet
+from secateur.evaluation.attack_strength import UNMET, name_unmet
 from secateur.runs.archive import read_archive
 from secateur.runs.rows import Row
 
@@ -23,6 +24,7 @@ ATTACKERS = {
     "sgi:follows=true": "remembers",
     "sgi:adaptive=support": "support",
     "sgi:adaptive=support:follows=true": "both",
+    "sgi:magnitudes=true": "squares",
 }
 NOT_MET = "known attacker, not met"
 Course = Mapping[tuple[int, int], float]  # by seed and round
@@ -47,13 +49,20 @@ def over_seeds(course: Course, last: bool = False) -> tuple[float, float]:
     for (seed, _), value in sorted(course.items()):
         seeds[seed].append(value)
     means = [values[-1] if last else mean(values) for values in seeds.values()]
-    half = float(t.ppf(0.975, len(means) - 1)) * stdev(means) / len(means) ** 0.5
+    half = float(t.ppf(0.975, len(means) - 1)) * stdev(means) / len(means) ** 0.5 if len(means) > 1 else math.inf
     return mean(means), half
 
 
 def show(value: float, half: float, digits: int = 3) -> str:
-    """Return a value with its interval."""
-    return f"{value:.{digits}f} ± {half:.{digits}f}"
+    """Return a value with its interval; of one seed there is none."""
+    return f"{value:.{digits}f}" + (f" ± {half:.{digits}f}" if half < math.inf else "")
+
+
+def show_leakage(course: Course, among: Course) -> str:
+    """Return the mean of a course with its interval, and its seeds where they are fewer than those of another."""
+    seeds, all_seeds = ({seed for seed, _ in part} for part in (course, among))
+    few = f" ({len(seeds)} of {len(all_seeds)} seeds)" if len(seeds) < len(all_seeds) else ""
+    return f"{show(*over_seeds(course))}{few}" if course else ""
 
 
 def make_table(path: Path = ROWS) -> str:
@@ -72,14 +81,15 @@ def make_table(path: Path = ROWS) -> str:
         withheld = values.get((base, defense, None, "withheld_of_all"))
         line = [base, defense, show(100 * accuracy, 100 * half, 1)]
         line += [f"{100 * over_seeds(withheld, last=True)[0]:.1f}" if withheld else ""]
-        line += [show(*over_seeds(values[base, defense, name, "ami_256"])) for name in ATTACKERS.values()]
+        courses = {name: values.get((base, defense, name, "ami_256"), {}) for name in ATTACKERS.values()}
+        line += [show_leakage(course, courses["SGI"]) for course in courses.values()]
         for name in ("SGI", "both"):
             share, half = over_seeds(values[base, defense, name, "recognisable"])
             line.append(show(100 * share, 100 * half, 0))
         both, plain = values[base, defense, "both", "ami_256"], values[base, "none", "both", "ami_256"]
         paired = {key: value - plain[key] for key, value in both.items()}
         line.append(show(*over_seeds(paired)) if defense != "none" else "")
-        line.append(name_unmet(defense, attacks[base, defense], base).removeprefix("did not meet "))
+        line.append(name_unmet(defense, attacks[base, defense], base).removeprefix(UNMET))
         lines.append(f"| {' | '.join(line)} |")
     return "\n".join(lines)
 

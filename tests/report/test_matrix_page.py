@@ -152,14 +152,14 @@ def test_reference_models_under_the_defense_may_find_more_than_others():
 def test_refused_and_unmet_cells_are_marked_with_their_reasons():
     rows = [cell("ppb", "inversion", None, attack=None, metric=REFUSED, note="no update <is> sent", by="the matrix")]
     rows += [
-        cell("dgp", "strongest", 14, unmet="sgi:adaptive=reapply: no"),
+        cell("dgp", "strongest", 14, attack="ig-smooth", unmet="ig-smooth:adaptive=reapply: no"),
         cell("adgp", "active", 9, outside="a"),
     ]
     page = build_page(rows, [])
     ppb, dgp, adgp = page["maps"][0].rows
     assert ppb.cells["inversion"].reasons == ["no update <is> sent (said by the matrix)"]
     assert not ppb.cells["inversion"].text and not ppb.cells["inversion"].unmet
-    assert dgp.cells["strongest"].unmet and dgp.cells["strongest"].marks == ["sgi:adaptive=reapply: no"]
+    assert dgp.cells["strongest"].unmet and dgp.cells["strongest"].marks == ["ig-smooth:adaptive=reapply: no"]
     assert not adgp.cells["active"].unmet and adgp.cells["active"].marks == ["a"]
 
 

@@ -353,8 +353,23 @@ def test_claims_are_asked_again_of_the_strongest_attacker():
     assert verdicts["figa5.private"] == verdicts["figa5.hard"] == "supported"
     assert verdicts["figa5.private.strongest"] == "not supported" and verdicts["figa5.hard.strongest"] == "undecided"
     assert seen(*rows[::2]).under_strongest() is None  # one attack each
-    few = seen(*rows[2:4], federation(0.8, (0.30, 0.31), defense="largest:rate=0.1", seed=1))
-    assert few.strongest(few.one(defense="largest")) == "sgi", "who remembers finds more, but on one seed of two"
+
+
+def test_the_strongest_attackers_of_two_federations_are_those_that_both_met():
+    """Who reads squares finds .5 of PruneFL alone; whoever did not meet that attacker seems to hide from it."""
+    bare = [federation(0.9, (0.4, 0.4), seed=seed) for seed in (0, 1, 2)]
+    bare += [federation(0.9, (0.5, 0.5), seed=seed, attack="sgi:magnitudes=true") for seed in (0, 1, 2)]
+    random = [federation(0.9, (0.4, 0.4), seed=seed, defense="random") for seed in (0, 1, 2)]
+
+    def hidden(*more):
+        found = seen(*bare, *random, *more).under_strongest()
+        return found.less(found.one(defense="none"), found.one(defense="random"))
+
+    met = [federation(0.9, (0.5, 0.5), seed=seed, defense="random", attack="sgi:magnitudes=true") for seed in (0, 1, 2)]
+    assert hidden().value == pytest.approx(0), "by what both met"
+    assert hidden(met[0]) is None, "one of three seeds shows nothing"
+    assert hidden(*met[:2]).value == pytest.approx(0), "on two seeds, where both met all"
+    assert hidden(*met).value == pytest.approx(0)
 
 
 def test_the_balance_may_turn_under_the_strongest_attacker():

@@ -82,29 +82,47 @@ class PripruneResults(Results[PripruneFederation]):
             course[row.seed, row.extra["round"], -1 if client is None or _of_sum(row) else client] = row.value or 0.0
         return course
 
-    def strongest(self, federation: Place, metric: str = NMI) -> str | None:
-        """Return the attack with the highest mean; the outcome picks it, which a real attacker cannot know."""
-        attacks = self.attacks_on(federation) if federation in self.cells else []
-        return pick_highest({name: self.over(federation, metric, name) for name in attacks})
-
-    def pick(self, federation: Place, metric: str = NMI, attack: str = SGI) -> str | None:
-        """Return the attack under which leakage is compared: this one, or of informed results the strongest."""
-        return self.strongest(federation, metric) if self.informed else attack
-
-    def leakage(self, federation: Place, metric: str = NMI, attack: str = SGI) -> Course:
-        """Return leakage over the rounds under the attack that `pick` returns.
+    def leakages(self, one: Place, other: Place, metric: str = NMI, attack: str = SGI) -> tuple[Course, Course]:
+        """Return the leakage of two federations over the rounds under an attack; of informed results the strongest.
 
         Losses of different attacks do not compare. So informed results have none.
         """
-        if self.informed and metric == LOSS:
-            return {}
-        return self.course(federation, metric, self.pick(federation, metric, attack))
+        if not self.informed:
+            return self.course(one, metric, attack), self.course(other, metric, attack)
+        return ({}, {}) if metric == LOSS else self.strongest(one, other, metric)
+
+    def strongest(self, one: Place, other: Place, metric: str = NMI) -> tuple[Course, Course]:
+        """Return the leakage of two federations over the rounds, each under the attack that finds most of it.
+
+        The outcome picks the attack, which a real attacker cannot know. Only seeds count on which each met all of its
+        attacks, and a single one of several does not.
+        """
+        measures = [self._measure_attacks(x, y, metric) for x, y in ((one, other), (other, one))]
+        every = [set(over) for attacks in measures for over in attacks.values()]
+        seeds = set.intersection(*every) if all(measures) else set()
+        if len(seeds) == 1 < max(map(len, every)):
+            return {}, {}
+        courses = []
+        for federation, attacks in zip((one, other), measures, strict=True):
+            name = pick_highest({name: {seed: over[seed] for seed in seeds} for name, over in attacks.items()})
+            course = self.course(federation, metric, name)
+            courses.append({key: value for key, value in course.items() if key[0] in seeds})
+        return courses[0], courses[1]
+
+    def _measure_attacks(self, federation: Place, beside: Place, metric: str) -> dict[str, Measure]:
+        """Return the mean over the attacked updates of each seed, by attack.
+
+        An attack that the defended federation beside it did not meet is left out. Else the defense would seem to hide
+        from it.
+        """
+        attacks = self.attacks_on(federation) if federation in self.cells else []
+        if beside is not None and beside.defense != "none":
+            attacks = [name for name in attacks if name in self.attacks_on(beside)]
+        return {name: self.over(federation, metric, name) for name in attacks}
 
     def over(self, federation: Place, metric: str, attack: str | None) -> Measure:
         """Return the mean over the attacked updates of each seed, with Student's interval."""
-        course = self.course(federation, metric, attack)
-        by_seed = group_by(course, lambda key: key[0])
-        return {seed: mean_of([course[key] for key in keys]) for seed, keys in by_seed.items()}
+        return _over_updates(self.course(federation, metric, attack))
 
     def last(self, federation: Place, metric: str) -> Measure:
         """Return the value in the last round; of accuracies with Wilson's interval."""
@@ -122,12 +140,18 @@ class PripruneResults(Results[PripruneFederation]):
         """
         if metric == ACCURACY:
             return combine(sub, self.last(one, ACCURACY), self.last(other, ACCURACY))
-        return paired_difference(*(self.leakage(federation, metric, attack) for federation in (one, other)))
+        return paired_difference(*self.leakages(one, other, metric, attack))
 
     def saving(self, one: Place, other: Place) -> Estimate | None:
         """Return the share of one's NMI by which the other's is lower."""
-        measures = [self.over(federation, NMI, self.pick(federation)) for federation in (one, other)]
+        measures = map(_over_updates, self.leakages(one, other))
         return combine(lambda before, after: 1 - after / before if before else 0.0, *measures)
+
+
+def _over_updates(course: Course) -> Measure:
+    """Return the mean over the attacked updates of each seed, with Student's interval."""
+    seeds = group_by(course, lambda key: key[0])
+    return {seed: mean_of([course[key] for key in keys]) for seed, keys in seeds.items()}
 
 
 def paired_difference(one: Course, other: Course) -> Estimate | None:

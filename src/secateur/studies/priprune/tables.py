@@ -306,7 +306,7 @@ def _read_claim(key: str, **words: str) -> str:
 
 def _judge_rounds(results: PripruneResults, bare: Place, learnt: Place) -> list[Finding]:
     """Judge that the defended update leaks less in every attacked round, each by an interval over seeds."""
-    before, after = results.leakage(bare), results.leakage(learnt)
+    before, after = results.leakages(bare, learnt)
     cases: Cases = {
         f"round {number}": paired_difference({key: before[key] for key in keys}, after)
         for number, keys in group_by(before, lambda key: key[1]).items()
@@ -321,8 +321,7 @@ def _judge_informed(results: PripruneResults) -> list[Finding]:
         cases: Cases = {}
         for key in results.select(defense=name) if name != "none" and len(results.attacks) > 1 else ():
             bare = results.other(key, defense="none")
-            courses = (results.course(x, AMI, results.strongest(x, AMI)) for x in (bare, key))
-            cases[f"{key.base}, {key.defense}"] = paired_difference(*courses)
+            cases[f"{key.base}, {key.defense}"] = paired_difference(*results.strongest(bare, key, AMI))
         findings += results.judge("informed", {"defense": name}, hides=cases) if cases else []
     return findings
 
@@ -394,7 +393,7 @@ def _judge_sums(results: PripruneResults, learnt: Place) -> list[Finding]:
 
 def _in_rounds(results: PripruneResults, one: Place, other: Place) -> Estimate | None:
     """Return one's NMI less the other's, both as means over the victims of a round."""
-    return paired_difference(*(by_round(results.leakage(federation)) for federation in (one, other)))
+    return paired_difference(*map(by_round, results.leakages(one, other)))
 
 
 def by_round(course: Course) -> Course:
