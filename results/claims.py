@@ -21,6 +21,7 @@ from typing import Any
 from secateur.attacks.inversion.adaptive import PLAIN, settings_of_mode
 from secateur.catalogue import find, methods, name_of
 from secateur.evaluation.attack_strength import SHADOW_FEDERATIONS, Strength, list_modes, name_unmet
+from secateur.evaluation.attack_strength import UNMET as UNMET_WORDS
 from secateur.runs.archive import Archive
 from secateur.runs.rows import Row
 from secateur.studies import read_data
@@ -101,24 +102,32 @@ class Measurement:
         """True if this is the paper's scale."""
         return self.scale == "full" and not self.reduced
 
-    def ask_strongest(self, finding: Finding, key: str) -> tuple[str, str]:
+    def ask_strongest(self, finding: Finding, key: str, compared: Iterable[str] = ()) -> tuple[str, str]:
         """Return whether a claim to hide stands against the strongest attacker, and what was measured of that.
 
-        `key` names the claim of ours that asks this. Of several with this key those count that name the defense.
+        Args:
+            finding: the claim under the paper's attackers.
+            key: the claim of ours that asks this. Of several with this key those count that name the defense.
+            compared: the defenses that must have met the strongest attacker; by default all.
         """
         asked = [other for other in self.findings if other.key == key]
+        names = [name for name in methods("defense") if has_word(name, finding.claim.lower())]
         if key == f"{finding.key}{STRONGEST}":
             asked = [other for other in asked if other.claim.endswith(finding.claim)]
-        elif names := [
-            name for name in methods("defense") if re.search(rf"\b{re.escape(name)}\b", finding.claim.lower())
-        ]:
+        elif names:
             asked = [other for other in asked if any(name in other.claim.lower() for name in names)]
         verdicts, measured = {other.verdict for other in asked}, "; ".join(other.measured for other in asked)
         if NOT_SUPPORTED in verdicts:
             return OURS[NOT_SUPPORTED], measured
-        if UNMET in self.attacker or not asked:
+        unmet, compared = "".join(self.attacker.split(UNMET)[1::2]), list(compared)
+        if not asked or (unmet and (not compared or any(has_word(name, unmet) for name in compared))):
             return "not asked", ""
         return OURS[UNDECIDED] if UNDECIDED in verdicts else STANDS, measured
+
+
+def has_word(name: str, text: str) -> bool:
+    """Return True if a text has a name as a word."""
+    return re.search(rf"\b{re.escape(name)}\b", text) is not None
 
 
 def is_ours(claim: str) -> bool:
@@ -218,34 +227,48 @@ def _count_federations(row: Row) -> float:
 
 
 def _describe_inversion(rows: list[Row]) -> str:
-    met: dict[tuple[str, str], dict[tuple[str, int], set[str]]] = {}  # by base pruning and defense, setting and seed
+    met: dict[tuple[str, str], dict[str, dict[int, set[str]]]] = {}  # by base and defense, its settings, and seed
     for row in rows:
         if row.attack:
             key = str(row.extra.get("base_pruning", "")), names_of(row.defense or "none")
-            met.setdefault(key, {}).setdefault((str(row.defense), row.seed), set()).add(row.attack)
-    attacks = {attack for runs in met.values() for same in runs.values() for attack in same}
+            runs = met.setdefault(key, {}).setdefault(str(row.defense), {})
+            runs.setdefault(row.seed, set()).add(row.attack)
+    attacks = {row.attack for row in rows if row.attack}
     modes = {Strength(attack, 0, frozenset(), True).mode for attack in attacks} - {PLAIN}
     names = ", ".join(sorted({name_of(attack) for attack in attacks}))
     text = f"{names}: " + ", ".join(["plain", *sorted(modes)])
     never: dict[str, list[str]] = {}  # defenses by the attackers that they did not meet
-    partly: dict[str, list[str]] = {}  # by those that they met on some seeds or in some settings
-    for (base, defense), runs in sorted(met.items()):
+    partly: dict[str, list[str]] = {}  # by those that they met on some of the seeds
+    for (base, defense), settings in sorted(met.items()):
         where = f" on {name_of(base)}" if base else ""
-        if lack := _name_unmet(defense, set().union(*runs.values()), base):
-            never.setdefault(f"{where} {lack}", []).append(defense)
-        elif lacks := {one for same in runs.values() if (one := _name_unmet(defense, same, base))}:
-            partly.setdefault(f"{where} {max(lacks, key=len)} in every run", []).append(defense)
+        lacks = [_list_unmet(defense, seeds, base) for seeds in settings.values()]
+        few, some = ([mode for lack in lacks for mode in lack[i]] for i in (0, 1))
+        if few:
+            never.setdefault(f"{where} {UNMET_WORDS}{', '.join(dict.fromkeys(few))}", []).append(defense)
+        if left := [mode for mode in dict.fromkeys(some) if mode not in few]:
+            partly.setdefault(f"{where} met {', '.join(left)} on some seeds only", []).append(defense)
     unmet = "; ".join(f"{', '.join(defenses)}{lack}" for lack, defenses in never.items())
-    some = "".join(f"; {', '.join(defenses)}{lack}" for lack, defenses in partly.items())
-    return text + (f"; **{unmet}**" if unmet else "") + some
+    some_met = "".join(f"; {', '.join(defenses)}{lack}" for lack, defenses in partly.items())
+    return text + (f"; **{unmet}**" if unmet else "") + some_met
 
 
-def _name_unmet(defense: str, attacks: set[str], base: str) -> str:
+def _list_unmet(defense: str, seeds: Mapping[int, set[str]], base: str) -> tuple[list[str], list[str]]:
+    """Return the adaptive attackers that one setting of a defense met on fewer than two seeds, and on fewer than all.
+
+    A single seed is enough if there is no other.
+    """
+    missing = Counter(mode for attacks in seeds.values() for mode in _name_unmet(defense, attacks, base))
+    most = len(seeds) - min(2, len(seeds))  # seeds that may lack it
+    return [mode for mode, times in missing.items() if times > most], [m for m, n in missing.items() if 0 < n <= most]
+
+
+def _name_unmet(defense: str, attacks: set[str], base: str) -> list[str]:
     """Return the adaptive attackers that a defense on a base pruning did not meet, of the modes that these can have."""
     modes = set(list_modes(defense, base))
     entries = [entry for attack in attacks if (entry := methods("inversion").get(name_of(attack)))]
     able = {mode for entry in entries for mode in entry.info.get("adapts", modes)}
-    return name_unmet(defense, attacks | {f"other:{settings_of_mode(mode)}" for mode in modes - able}, base)
+    lack = name_unmet(defense, attacks | {f"other:{settings_of_mode(mode)}" for mode in modes - able}, base)
+    return lack.removeprefix(UNMET_WORDS).split(", ") if lack else []
 
 
 # The page -------------------------------------------------------------------------------------------------------
@@ -306,7 +329,8 @@ def _claim_lines(
                 elsewhere = f"{asked.attacker} (in {asked.study}{'' if asked.full else ', reduced'})"
                 attacker = elsewhere if hides and asked is not measured else measured.attacker
                 strongest = item.get("asks", {}).get(key, f"{key}{STRONGEST}")
-                against, stronger = asked.ask_strongest(finding, strongest) if hides else ("", "")
+                compared = study.list_compared(key)
+                against, stronger = asked.ask_strongest(finding, strongest, compared) if hides else ("", "")
                 stand_in = not set(measured.data) <= set(item["own"])
                 yield Line("", finding.claim, paper, finding.measured, measured.setting, attacker,
                            words[finding.verdict], measured.full and not stand_in, not ours, hides, against, stronger,
@@ -387,7 +411,8 @@ def _cells(lines: list[Line]) -> list[list[str]]:
     for line in lines:
         item = f"**{line.item}**" if line.item != before.item else ""
         same = line.setting == before.setting and line.setting != ""
-        setting, attacker = ("as above", "as above") if same else (line.setting, line.attacker)
+        setting = "as above" if same else line.setting
+        attacker = "as above" if same and line.attacker == before.attacker else line.attacker
         caveats = [] if line.full or line.verdict == NOT_RUN else ["on a stand-in" if line.stand_in else "reduced"]
         weak = line.hides and line.against != STANDS and line.verdict == "reproduced"
         caveats += ["by the paper's attackers only"] if weak else []

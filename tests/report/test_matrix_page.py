@@ -82,7 +82,7 @@ def test_a_defense_that_hides_from_the_plain_attacker_only_is_called_so():
     rows += seeds("noise", "inversion", 12) + seeds("noise", "strongest", 12)
     plain, lost, less, strongest = only(rows).sentences
     assert all(name in plain for name in ("dgp", "soteria", "noise")) and "by 8.0 dB" in plain
-    assert lost.startswith("These hide from the plain attacker and are not shown to hide from the informed one")
+    assert lost.startswith("These hide from the plain attacker and are not shown to hide from the strongest one")
     assert "dgp" in lost and "soteria" not in lost and "noise" not in lost
     assert "soteria (by 3.0 dB" in less and "dgp" not in less
     assert "soteria" in strongest and "noise" in strongest and "dgp" not in strongest
@@ -152,6 +152,7 @@ def test_reference_models_under_the_defense_may_find_more_than_others():
 def test_refused_and_unmet_cells_are_marked_with_their_reasons():
     rows = [cell("ppb", "inversion", None, attack=None, metric=REFUSED, note="no update <is> sent", by="the matrix")]
     rows += [
+        cell("dgp", "strongest", 13),
         cell("dgp", "strongest", 14, attack="ig-smooth", unmet="ig-smooth:adaptive=reapply: no"),
         cell("adgp", "active", 9, outside="a"),
     ]
@@ -180,7 +181,7 @@ def test_pictures_lack_the_smooth_inversion_until_it_knows_as_much_as_others():
         return only(rows).rows[0].cells["strongest"].unmet
 
     plain, informed, smooth = "sgi:iterations=9", "sgi:adaptive=support", "ig-smooth:iterations=9"
-    assert unmet("none", plain) and not unmet("none", plain, smooth)
+    assert unmet("none", plain) and unmet("none", smooth) and not unmet("none", plain, smooth)
     assert unmet("dgp", plain, informed, smooth) and not unmet(
         "dgp", plain, informed, smooth, f"{smooth}:adaptive=support"
     )

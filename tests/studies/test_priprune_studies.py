@@ -22,7 +22,7 @@ from secateur.studies.priprune.federations import (
     read_scale,
     values_of,
 )
-from secateur.studies.priprune.results import PripruneResults, short_attack
+from secateur.studies.priprune.results import PripruneResults, paired_difference, short_attack
 from secateur.studies.study import read_scales, select_steps
 from secateur.studies.table import find_printed
 
@@ -355,21 +355,57 @@ def test_claims_are_asked_again_of_the_strongest_attacker():
     assert seen(*rows[::2]).under_strongest() is None  # one attack each
 
 
-def test_the_strongest_attackers_of_two_federations_are_those_that_both_met():
-    """Who reads squares finds .5 of PruneFL alone; whoever did not meet that attacker seems to hide from it."""
-    bare = [federation(0.9, (0.4, 0.4), seed=seed) for seed in (0, 1, 2)]
-    bare += [federation(0.9, (0.5, 0.5), seed=seed, attack="sgi:magnitudes=true") for seed in (0, 1, 2)]
-    random = [federation(0.9, (0.4, 0.4), seed=seed, defense="random") for seed in (0, 1, 2)]
+def spread(nmi, seeds=(0, 1, 2), **settings):
+    """One federation on each of these seeds, whose updates show the NMI of the seed, the mean on average."""
+    return [federation(0.9, (nmi + 0.01 * (seed - 1),) * 2, seed=seed, **settings) for seed in seeds]
 
-    def hidden(*more):
-        found = seen(*bare, *random, *more).under_strongest()
-        return found.less(found.one(defense="none"), found.one(defense="random"))
 
-    met = [federation(0.9, (0.5, 0.5), seed=seed, defense="random", attack="sgi:magnitudes=true") for seed in (0, 1, 2)]
-    assert hidden().value == pytest.approx(0), "by what both met"
-    assert hidden(met[0]) is None, "one of three seeds shows nothing"
-    assert hidden(*met[:2]).value == pytest.approx(0), "on two seeds, where both met all"
-    assert hidden(*met).value == pytest.approx(0)
+def strongest_difference(one, other, *rows):
+    found = seen(*rows).under_strongest()
+    difference = found.less(found.one(**one), found.one(**other))
+    return None if difference is None else pytest.approx(difference.value)
+
+
+def test_an_attacker_that_a_defense_did_not_meet_counts_for_neither():
+    """Who reads squares finds .5 of both; whoever did not meet that attacker seems to hide from it."""
+    reads, none, random = {"attack": "sgi:magnitudes=true"}, {"defense": "none"}, {"defense": "random"}
+    rows = [*spread(0.4), *spread(0.5, **reads), *spread(0.4, **random)]
+    assert strongest_difference(none, random, *rows) == 0, "by what both met"
+    assert strongest_difference(none, random, *rows, *spread(0.3, (0,), **random, **reads)) == 0, "not by one seed"
+    assert strongest_difference(none, random, *rows, *spread(0.45, (0, 1), **random, **reads)) == 0.05, "on two seeds"
+    assert strongest_difference(none, random, *rows, *spread(0.5, **random, **reads)) == 0
+    learnt = {"defense": "priprune"}
+    more = [
+        *rows,
+        *spread(0.45, (0, 1), **random, **reads),
+        *spread(0.3, **learnt),
+        *spread(0.6, (1, 2), **learnt, **reads),
+    ]
+    assert strongest_difference(random, learnt, *more) == 0.1, "one seed is common: the attack counts for neither"
+
+
+def test_an_attack_counts_for_the_one_that_is_weak_against_it():
+    """Reapplying works against DGP alone, and remembering against PriPrune alone; a sum cannot be remembered."""
+    dgp, learnt = {"defense": "dgp", "base": "snip"}, {"defense": "priprune", "base": "snip"}
+    both = {"attack": "sgi:adaptive=support:follows=true"}
+    rows = [*spread(0.3, **dgp), *spread(0.9, **dgp, attack="sgi:adaptive=reapply")]
+    rows += [*spread(0.35, **learnt), *spread(0.5, **learnt, **both)]
+    assert strongest_difference(dgp, learnt, *rows) == 0.4
+    sums = [*spread(0.29, **learnt, view="sum"), *spread(0.25, **learnt, view="sum", attack="sgi:adaptive=support")]
+    found = seen(*rows, *sums)
+    courses = found.strongest(*(found.one(**learnt, view=view) for view in ("update", "sum")))
+    assert paired_difference(*map(tables.by_round, courses)).value == pytest.approx(0.21)
+    catalogue.find("study", "priprune-defenses").make().tabulate(seen(*rows[:6], *sums))  # no update beside the sum
+
+
+def test_seeds_on_which_an_attack_is_missing_are_left_out_of_the_mean():
+    """On seeds 1 and 2 both met all: .41 and .42 less .31 and .32 beside .51 less .41 by who remembers."""
+    strong, largest = {"attack": "sgi:follows=true"}, {"defense": "largest"}
+    rows = [*spread(0.4), *spread(0.5, **strong), *spread(0.3, **largest), *spread(0.4, (1, 2), **largest, **strong)]
+    found = seen(*rows).under_strongest()
+    bare, defended = found.one(defense="none"), found.one(**largest)
+    assert {key[0] for key in found.strongest(bare, defended)[0]} == {1, 2}
+    assert found.saving(bare, defended).value == pytest.approx(((1 - 0.40 / 0.50) + (1 - 0.41 / 0.51)) / 2)
 
 
 def test_the_balance_may_turn_under_the_strongest_attacker():

@@ -114,10 +114,32 @@ def test_a_defense_that_did_not_meet_its_strongest_attacker_says_so(table):
     )
     both = [*plain, *(Row(**labels, defense="dgp", attack=f"ig:adaptive={mode}") for mode in ("support", "reapply"))]
     assert table.claims.describe_attackers(both) == "ig: plain, reapply, support"
+    late = [replace(one, seed=seed) for seed in (1, 2) for one in both[: 4 - seed]]  # reapply on two seeds of three
+    assert table.claims.describe_attackers([*both, *late]) == (
+        "ig: plain, reapply, support; dgp met adaptive=reapply on some seeds only"
+    )
+    once = [*both, *(replace(one, seed=seed) for seed in (1, 2) for one in both[:2])]
+    assert table.claims.describe_attackers(once).endswith("; **dgp did not meet adaptive=reapply**"), (
+        "one seed of three"
+    )
+    weaker = [*both, *(replace(one, defense="dgp:k1=0.1:k2=0.7") for one in both[:2])]
+    assert table.claims.describe_attackers(weaker).endswith("; **dgp did not meet adaptive=reapply**"), "one setting"
     active = [Row(**labels, defense="dgp", attack=attack) for attack in ("rob", "rob:adaptive=support")]
     assert table.claims.describe_attackers(active) == "rob: plain, support"  # it has no other mode
     members = [Row(**labels, defense="ppb", attack="samia", adaptive=False)]
     assert table.claims.describe_attackers(members) == "samia; **not met: rmia, lira, one who knows the defense**"
+
+
+def test_a_claim_asks_for_the_attackers_of_the_defenses_that_it_compares(table):
+    hides = table.claims.Finding("PriPrune's NMI is lower", "0.02", "supported", "fig8.private")
+    again = replace(hides, measured="0.01", verdict="undecided", key="fig8.private.strongest")
+    attacker = "sgi: plain; **pseudo-largest on prunefl did not meet magnitudes=true**"
+    measured = table.claims.Measurement("priprune-fig8", ("qmnist",), [hides, again], "3 seeds", attacker, "full")
+    study = table.claims.find("study", "priprune-fig8").make()
+    assert study.list_compared("fig8.private") == ["priprune", "none"] and study.list_compared("rounds.lower") == []
+    asked = {names: measured.ask_strongest(hides, "fig8.private.strongest", names) for names in ((), ("priprune",))}
+    assert asked == {(): ("not asked", ""), ("priprune",): ("undecided", "0.01")}
+    assert measured.ask_strongest(hides, "fig8.private.strongest", ["none", "pseudo-largest"])[0] == "not asked"
 
 
 def test_a_claim_to_hide_is_answered_by_the_same_claim_of_the_strongest_attacker(table):

@@ -1,7 +1,10 @@
 """Ways to give away less, one file each; each is an argument at the place where it acts."""
 
 # the strongest attacker known, of defenses that share it
-AGAINST_PRUNING = "adaptive=support or reapply; with error feedback support and follows=true, on a trained residual"
+NATURAL = "ig-smooth on natural pictures"
+AGAINST_PRUNING = (
+    f"adaptive=support ({NATURAL}) or reapply; with error feedback support and follows=true, on a trained residual"
+)
 AGAINST_WITHHOLDING = (
     "rob:adaptive=fill; of passive ones sgi:adaptive=support:follows=true, also rounds=N on repeated batches"
 )

@@ -8,6 +8,7 @@ import torch
 from torch import Generator
 
 from secateur.catalogue import method
+from secateur.defenses import NATURAL
 from secateur.errors import check_number
 from secateur.interfaces import Params, Upload, UploadContext
 from secateur.seeding import spawn
@@ -19,7 +20,7 @@ from secateur.seeding import spawn
     "dgp",
     acts_on="upload",
     adaptive=(),
-    strongest="the plain attack, as all entries are equally noisy; where batches repeat, rounds=N averages the noise",
+    strongest=f"the plain attack ({NATURAL}), as all entries are equally noisy; on repeated batches also rounds=N",
 )
 @dataclass(frozen=True)
 class GaussianNoise(Upload):

@@ -8,6 +8,7 @@ import torch
 from torch import Generator, Tensor
 
 from secateur.catalogue import method
+from secateur.defenses import NATURAL
 from secateur.defenses.noise import draw_normal
 from secateur.defenses.selection import mask_between, mask_largest
 from secateur.errors import check_number, check_numbers
@@ -22,7 +23,7 @@ CHANCE = "."  # name of the draw that decides if the defense is applied; no para
     "dgp",
     acts_on="upload",
     adaptive=("mask", "support"),
-    strongest="adaptive=mask or support, which leave out the entries that were dropped or filled with noise",
+    strongest=f"adaptive=mask or support ({NATURAL}), which leave out entries that were dropped or hold noise",
 )
 @dataclass(frozen=True)
 class Outpost(Upload):

@@ -27,13 +27,13 @@ BASIC, TUNED = "basic", "on the final model"  # fine-tuning without a defense, a
 COPY = 60.0  # dB from which a picture counts as a copy
 SHADOWED = "LiRA and RMIA learn from shadow clients of one turn; shadow federations and rmia:gamma=1 were not met"
 SMOOTH = "ig-smooth"
-SMOOTHED = f"{SMOOTH}, which may see more, was not met by who knows as much as sgi"
+SMOOTHED = f"of sgi and {SMOOTH} one did not run with all that the other knew of the defense"
 SCALE = ("#fff7d6", "#fee391", "#fec44f", "#fe9929", "#bf4a02", "#7a2503")  # light to dark: safe for colour-blind eyes
 INKS = (*["#1c2321"] * 4, "#ffffff", "#ffffff")  # of the text on each colour
 HIDE, INFORMED = "hide from the plain attacker", "strongest"
 IMITATED = " through reference models under the defense than through others"
-LESS = f"{HIDE}, and less from the informed one, who sees more"
-LOST = f"{HIDE} and are not shown to hide from the informed one, who sees more"
+LESS = f"{HIDE}, and less from the strongest one, who sees more"
+LOST = f"{HIDE} and are not shown to hide from the strongest one, who sees more"
 PICTURES = 4  # truths of a row
 MOST_NETWORKS, MOST_ROWS, MOST_LINES = 6, 60, 12  # of a page, of a heat map, of a cell
 SHOWN = ("inversion", "strongest", "active")  # columns with pictures
@@ -87,10 +87,24 @@ COLUMNS = (
     ),
     MatrixColumn("updates", "updates: members", "membership by a client's last updates", "AUC", AUC, possible=SHARE),
     MatrixColumn(
-        "inversion", "inversion, plain", "pictures from an update, not knowing of the defense", "dB", PSNR, 1, 1, COPIED
+        "inversion",
+        "inversion, plain",
+        "pictures from an update by sgi, not knowing of the defense",
+        "dB",
+        PSNR,
+        1,
+        1,
+        COPIED,
     ),
     MatrixColumn(
-        "strongest", "inversion, strongest", "the best attacker that knows of the defense", "dB", PSNR, 1, 1, COPIED
+        "strongest",
+        "inversion, strongest",
+        "the best inversion, also by who knows of the defense",
+        "dB",
+        PSNR,
+        1,
+        1,
+        COPIED,
     ),
     MatrixColumn("active", "active server", "pictures by a model that was tampered with", "dB", PSNR, 1, 1, COPIED),
     MatrixColumn("accuracy", "accuracy", "of the final model on non-members", "%", None, 100, 1, SHARE),
@@ -108,6 +122,7 @@ WORDS = {  # of the common ground
     "Updates of sub-models": "the same by {submodel_membership}, with {shadow_federations} shadow federations",
     "Inversion": "sgi, which is IG that reads the mask of pruned weights: all clients in round {attacked_round}, "
     "{iterations} iterations, weight of total variation {total_variation}, labels known; mid-grey scores about 12 dB",
+    "Attacks of inversion": "{inversions}, each plain and in the modes that work against the defense",
     "Active server": "rob with {bins} bins, in the same round; more than 60 dB count as 60",
 }
 BY_KEY = {column.key: column for column in COLUMNS}
@@ -200,16 +215,17 @@ class MatrixCell:
         name = str(self.rows[0].extra.get("row"))
         submodels = name != NONE and name_of(name) in methods("submodel")
         if self.column.key == "strongest":
-            own = {"reapply"} if submodels else set()  # it knows of the step of Adam by itself
-            return "" if all(self._met_smooth(seed, own) for seed in self.measure) else SMOOTHED
+            unneeded = {"reapply"} if submodels else set()  # it knows of the step of Adam by itself
+            return "" if all(self._met_both(seed, unneeded) for seed in self.measure) else SMOOTHED
         shadowed = {row.seed for row in self.rows if "shadows" in row.extra}
         return SHADOWED if submodels and self.column.key == "updates" and not self.measure.keys() <= shadowed else ""
 
-    def _met_smooth(self, seed: int, own: set[str]) -> bool:
-        """Return True if the smooth inversion of a seed knew as much as all others; `own` are modes it needs not."""
+    def _met_both(self, seed: int, unneeded: set[str]) -> bool:
+        """Return True if ig-smooth and sgi knew as much on a seed, but for modes that ig-smooth needs not."""
         attacks = [row.attack for row in self.rows if row.seed == seed and row.attack]
         smooth = {read_mode(attack) for attack in attacks if name_of(attack) == SMOOTH}
-        return bool(smooth) and {read_mode(attack) for attack in attacks} - own <= smooth
+        others = {read_mode(attack) for attack in attacks if name_of(attack) != SMOOTH}
+        return bool(smooth and others) and others - unneeded <= smooth <= others
 
     def list_rows(self) -> list[tuple[str, str, str]]:
         """Return a line for each attack: its name, its mean, and its values by seed with other scores."""

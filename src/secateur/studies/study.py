@@ -100,8 +100,22 @@ class Study:
 
     def hides(self, key: str) -> bool:
         """Return True if a claim of the paper says that a defense hides something."""
+        return bool(self._read_claim(key).get("hides"))
+
+    def list_compared(self, key: str) -> list[str]:
+        """Return the defenses that a claim of the paper compares; empty if claims.json does not name them."""
+        claim = self._read_claim(key)
+        if "defense" not in claim.get("each", {}):
+            return []
+        parts = [claim[side]["defense"] for side in ("each", "lower", "higher") if "defense" in claim.get(side, {})]
+        names = [name for part in parts for name in ([part] if isinstance(part, str) else part)]
+        return [] if any("{" in name for name in names) else names
+
+    def _read_claim(self, key: str) -> Mapping[str, Any]:
+        """Return a claim of claims.json by its key; empty for one that code makes."""
         table, _, name = key.partition(".")
-        return bool(read_data(self.package, "claims").get(table, {}).get(name, {}).get("hides"))
+        claim: Mapping[str, Any] = read_data(self.package, "claims").get(table, {}).get(name, {})
+        return claim
 
     def tabulate_rows(self, archive: Archive) -> dict[str, Tabulated]:
         """Return the tables of archived rows by the network and data set that they are about."""

@@ -9,7 +9,7 @@ from operator import sub
 from typing import Any, ClassVar, NamedTuple
 
 from secateur.catalogue import name_of
-from secateur.evaluation.attack_strength import name_unmet
+from secateur.evaluation.attack_strength import list_modes, name_unmet, read_mode
 from secateur.metrics.estimates import Measure, combine, mean, mean_of, pick_highest
 from secateur.metrics.membership import Estimate, share_of
 from secateur.report.federation import is_federated
@@ -94,30 +94,37 @@ class PripruneResults(Results[PripruneFederation]):
     def strongest(self, one: Place, other: Place, metric: str = NMI) -> tuple[Course, Course]:
         """Return the leakage of two federations over the rounds, each under the attack that finds most of it.
 
-        The outcome picks the attack, which a real attacker cannot know. Only seeds count on which each met all of its
-        attacks, and a single one of several does not.
+        The outcome picks the attack, which a real attacker cannot know. An attack counts if both share two seeds on
+        which it was met, or their only one. Then seeds count on which each met all of its attacks.
         """
         measures = [self._measure_attacks(x, y, metric) for x, y in ((one, other), (other, one))]
-        every = [set(over) for attacks in measures for over in attacks.values()]
-        seeds = set.intersection(*every) if all(measures) else set()
-        if len(seeds) == 1 < max(map(len, every)):
+        shared = set.intersection(*(set().union(*attacks.values()) for attacks in measures))
+        least = min(2, len(shared))
+        for name in set().union(*measures):
+            known = [attacks[name] for attacks in measures if name in attacks]
+            if len(shared.intersection(*known)) < least:
+                measures = [{x: over for x, over in attacks.items() if x != name} for attacks in measures]
+        seeds = shared.intersection(*(over for attacks in measures for over in attacks.values()))
+        if not all(measures) or len(seeds) < least:
             return {}, {}
         courses = []
         for federation, attacks in zip((one, other), measures, strict=True):
-            name = pick_highest({name: {seed: over[seed] for seed in seeds} for name, over in attacks.items()})
-            course = self.course(federation, metric, name)
+            chosen = pick_highest({name: {seed: over[seed] for seed in seeds} for name, over in attacks.items()})
+            course = self.course(federation, metric, chosen)
             courses.append({key: value for key, value in course.items() if key[0] in seeds})
         return courses[0], courses[1]
 
     def _measure_attacks(self, federation: Place, beside: Place, metric: str) -> dict[str, Measure]:
         """Return the mean over the attacked updates of each seed, by attack.
 
-        An attack that the defended federation beside it did not meet is left out. Else the defense would seem to hide
-        from it.
+        An attack that the defended federation beside it should have met and did not is left out. Else the defense would
+        seem to hide from it.
         """
         attacks = self.attacks_on(federation) if federation in self.cells else []
-        if beside is not None and beside.defense != "none":
-            attacks = [name for name in attacks if name in self.attacks_on(beside)]
+        if beside in self.cells and beside is not None and beside.defense != "none" and beside.view == "update":
+            met, modes = self.attacks_on(beside), list_modes(beside.defense, beside.base)
+            bare = federation is not None and federation.defense == "none"
+            attacks = [name for name in attacks if name in met or not (bare or read_mode(name) in modes)]
         return {name: self.over(federation, metric, name) for name in attacks}
 
     def over(self, federation: Place, metric: str, attack: str | None) -> Measure:
@@ -155,11 +162,15 @@ def _over_updates(course: Course) -> Measure:
 
 
 def paired_difference(one: Course, other: Course) -> Estimate | None:
-    """Return the mean of one course less the other; both attack the same examples in the same rounds."""
+    """Return the mean of one course less the other; both attack the same examples in the same rounds.
+
+    None if they share no seed, or one alone where one of them has several.
+    """
     shared = group_by((key for key in one if key in other), lambda key: key[0])
     by_seed = [[one[key] - other[key] for key in keys] for keys in shared.values()]
     if len(by_seed) < 2:
-        return mean_of(by_seed[0]) if by_seed else None
+        single = len({key[0] for key in (*one, *other)}) == 1
+        return mean_of(by_seed[0]) if by_seed and single else None
     return mean_of([sum(values) / len(values) for values in by_seed])
 
 

@@ -117,8 +117,9 @@ def _judge_falls(results: PripruneResults, attack: str, metric: str = NMI, name:
 
 def _above_chance(results: PripruneResults, federation: PripruneFederation, seed: int) -> Estimate:
     """Return NMI minus its chance level, for one seed."""
-    course, chance = (results.course(federation, metric, GI) for metric in (NMI, CHANCE))
-    difference = paired_difference({key: value for key, value in course.items() if key[0] == seed}, chance)
+    courses = (results.course(federation, metric, GI) for metric in (NMI, CHANCE))
+    of_seed = ({key: value for key, value in course.items() if key[0] == seed} for course in courses)
+    difference = paired_difference(*of_seed)
     assert difference is not None
     return difference
 
