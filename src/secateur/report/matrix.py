@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from operator import sub
 from typing import Any
@@ -319,9 +319,19 @@ class Heatmap:
         return write_sentences(self) if len(self.seeds) > 1 else []
 
     def measure_base(self, row: MatrixRow, column: str) -> Measure:
-        """Return the measurements that a column of a row is compared with; empty if there are none."""
+        """Return the measurements that a column of a row is compared with; empty if there are none.
+
+        A row that lacks ig-smooth is compared without it. Else it would seem to hide from it.
+        """
         name = row.name_base(column)
-        return next((other.measure(column) for other in self.rows if other.name == name), {})
+        base = next((other for other in self.rows if other.name == name), None)
+        if base is None or column not in base.cells:
+            return {}
+        if column == "strongest" and column in row.cells and row.cells[column].lack:
+            cell = base.cells[column]
+            others = [one for one in cell.rows if name_of(one.attack or "") != SMOOTH]
+            base = replace(base, cells={**base.cells, column: replace(cell, rows=others)})
+        return base.measure(column)
 
 
 def _move(psnr: Estimate, by: float) -> Estimate:
@@ -402,7 +412,8 @@ def _say(
 ) -> list[str]:
     """Return one sentence on the rows whose change lies apart from 0; none if no row's does.
 
-    `beside` names the row that another is compared with, where it is not that without a defense.
+    `beside` names the row that another is compared with, where it is not that without a defense. A dagger marks a row
+    for which a stronger attacker is known that was not met.
     """
     column, texts = BY_KEY[key], []
     for row in rows:
@@ -410,7 +421,8 @@ def _say(
             size = [f"{column.format(by)} {column.unit}", column.format_interval(by)]
             base = row.name_base(key)
             size += [f"beside {base}"] if beside and base != NONE else []
-            texts.append(f"{row.name} (by {', '.join(filter(None, size))})")
+            mark = "†" if key in row.cells and row.cells[key].unmet else ""
+            texts.append(f"{row.name}{mark} (by {', '.join(filter(None, size))})")
     return [f"These {words}: {', '.join(texts)}."] if texts else []
 
 
