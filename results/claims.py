@@ -20,6 +20,7 @@ from typing import Any
 
 from secateur.attacks.inversion.adaptive import PLAIN, settings_of_mode
 from secateur.catalogue import find, methods, name_of
+from secateur.defenses import NATURAL
 from secateur.evaluation.attack_strength import SHADOW_FEDERATIONS, Strength, list_modes, name_unmet
 from secateur.evaluation.attack_strength import UNMET as UNMET_WORDS
 from secateur.runs.archive import Archive
@@ -56,6 +57,8 @@ PARTS = (
 )
 # in claims of ours
 OWN = ("ours:", "(ours)", "not in the paper", "not the paper's", " on both", "corrected", "beyond chance")
+SMOOTH = "ig-smooth"
+SEARCHES = {"ig", "gi", "sgi", "gi-dgp-paper"}  # for a picture whose gradient fits the update
 UNMET = "**"  # marks the attackers that a defense did not meet
 
 
@@ -248,8 +251,20 @@ def _describe_inversion(rows: list[Row]) -> str:
         if left := [mode for mode in dict.fromkeys(some) if mode not in few]:
             partly.setdefault(f"{where} met {', '.join(left)} on some seeds only", []).append(defense)
     unmet = "; ".join(f"{', '.join(defenses)}{lack}" for lack, defenses in never.items())
-    some_met = "".join(f"; {', '.join(defenses)}{lack}" for lack, defenses in partly.items())
-    return text + (f"; **{unmet}**" if unmet else "") + some_met
+    text += f"; **{unmet}**" if unmet else ""
+    text += "".join(f"; {', '.join(defenses)}{lack}" for lack, defenses in partly.items())
+    return text + (f"; {SMOOTH} was not asked" if _lacks_smooth(rows) else "")
+
+
+def _lacks_smooth(rows: list[Row]) -> bool:
+    """Return True if a search for natural pictures was not ig-smooth under a defense that names it the strongest."""
+    met: dict[str, set[str]] = {}
+    for row in rows:
+        if row.attack and row.dataset.startswith("cifar"):
+            met.setdefault(names_of(row.defense or "none"), set()).add(name_of(row.attack))
+    known = methods("defense")
+    named = [name for name in met if name in known and NATURAL in str(known[name].info.get("strongest"))]
+    return any(met[name] & SEARCHES and SMOOTH not in met[name] for name in named)
 
 
 def _list_unmet(defense: str, seeds: Mapping[int, set[str]], base: str) -> tuple[list[str], list[str]]:

@@ -104,7 +104,8 @@ def _summarise_defenses(papers: Mapping[str, Any], lines: Mapping[str, list[Line
         f"{full} of them at the paper's scale. "
         f"{sum(key[-1].endswith(STANDS) for key in hiding)} hold against the strongest attacker that they met, too. "
         f"The strongest LiRA and RMIA that are known learn online, from {IN_OUT} in-out models or "
-        f"{SHADOW_FEDERATIONS} shadow federations; fewer, and offline ones, are named."
+        f"{SHADOW_FEDERATIONS} shadow federations; fewer, and offline ones, are named, and so is "
+        "`ig-smooth` where it was not asked of natural pictures."
     )
     head = ["paper", "claim", "ours [95 % interval]", "attackers met", "against the strongest of them"]
     body = [[f"{key[0]}, {join_items(line.item for line in same)}", *key[1:]] for key, same in hiding.items()]

@@ -126,6 +126,11 @@ def test_a_defense_that_did_not_meet_its_strongest_attacker_says_so(table):
     assert table.claims.describe_attackers(weaker).endswith("; **dgp did not meet adaptive=reapply**"), "one setting"
     active = [Row(**labels, defense="dgp", attack=attack) for attack in ("rob", "rob:adaptive=support")]
     assert table.claims.describe_attackers(active) == "rob: plain, support"  # it has no other mode
+    natural = [
+        Row(**(labels | {"dataset": "cifar10"}), defense="noise", attack=attack) for attack in ("ig", "ig-smooth")
+    ]
+    assert table.claims.describe_attackers(natural[:1]) == "ig: plain; ig-smooth was not asked"
+    assert table.claims.describe_attackers(natural) == "ig, ig-smooth: plain"
     members = [Row(**labels, defense="ppb", attack="samia", adaptive=False)]
     assert table.claims.describe_attackers(members) == "samia; **not met: rmia, lira, one who knows the defense**"
 
