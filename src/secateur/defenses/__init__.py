@@ -2,9 +2,7 @@
 
 # the strongest attacker known, of defenses that share it
 NATURAL = "ig-smooth on natural pictures"
-AGAINST_PRUNING = (
-    f"adaptive=support ({NATURAL}) or reapply; with error feedback support and follows=true, on a trained residual"
-)
+AGAINST_PRUNING = f"adaptive=support ({NATURAL}) or reapply; with error feedback follows=true, on a trained residual"
 AGAINST_WITHHOLDING = (
     "rob:adaptive=fill; of passive ones sgi:adaptive=support:follows=true, also rounds=N on repeated batches"
 )
