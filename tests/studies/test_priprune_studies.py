@@ -425,6 +425,17 @@ def test_the_balance_may_turn_under_the_strongest_attacker():
     assert by_key["fig8_rates.comparable.strongest"].verdict == "supported"
 
 
+def test_archived_rules_of_another_rate_are_no_part_of_a_study_that_names_none():
+    rules = ["none", "pseudo-largest:rate=0.1", "pseudo-largest:rate=0.3", "random"]
+    rows = [replace(one, pruner="prunefl") for text in rules for one in federation(0.9, (0.3, 0.2), defense=text)]
+    archive = Archive({"scale": "full"}, rows, [])
+    for name, rates in (("fig6", ["0.3"]), ("fig8", ["0.1", "0.3"])):
+        study = catalogue.find("study", f"priprune-{name}").make()
+        (found,) = study.gather(study, archive).values()
+        assert [key.defense[-3:] for key in found.select(defense="pseudo-largest")] == rates
+        assert (found.one(defense="random") is None) is (name == "fig8")
+
+
 def test_archived_federations_of_another_broadcast_are_no_part_of_a_study():
     rows = [one for sent in ("masked", "dense") for one in federation(0.9, (0.3, 0.2), broadcast=sent)]
     archive = Archive({"scale": "full"}, [replace(one, pruner="prunefl:rate=0.3") for one in rows], [])

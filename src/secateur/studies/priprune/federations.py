@@ -21,13 +21,13 @@ from typing import Any, Literal, NamedTuple
 import torch
 
 from secateur import tree
-from secateur.catalogue import name_of
+from secateur.catalogue import methods, name_of
 from secateur.config import Federate, dump, read
 from secateur.data.dataset import Dataset
 from secateur.data.partition import by_writer
 from secateur.defenses.priprune import PRESETS, PriPrune
 from secateur.errors import WrongInput
-from secateur.evaluation.attack_strength import sends_squares
+from secateur.evaluation.attack_strength import read_settings, sends_squares
 from secateur.evaluation.setup import device_of
 from secateur.experiments.federate import FederateExperiment, check_federate
 from secateur.federated.build import load_data
@@ -285,22 +285,33 @@ def _facts(scale: Scale, rows: Sequence[Row], ready: Sequence[ConfiguredFederati
     return facts | {"iterations": scale.iterations, "attack rate": scale.attack_rate}
 
 
+def _rate_of(defense: str) -> float | None:
+    """Return the rate of a withholding rule; None of another defense."""
+    entry = methods("defense").get(name_of(defense))
+    usual = None if entry is None or "+" in defense else entry.defaults.get("rate")
+    return None if usual is None else float(read_settings(defense).get("rate", usual))
+
+
 def gather(study: Study, archive: Archive) -> dict[str, PripruneResults]:
-    """Return the results of the archived federations that are the study's, by broadcast, base pruning and defense."""
+    """Return the results of the archived federations that are the study's, by broadcast, base pruning and defense.
+
+    A rule of a study that names no rate has its usual one; archives may hold others.
+    """
     scale = archive.scale if archive.scale in SIZES else "full"
     steps = study.read_steps(Federations, **values_of(read_scale(scale, ())))
     wanted = {
-        (broadcast, name_of(base), names_of(text))
+        (broadcast, name_of(base), names_of(text), None if "rate=" in text else _rate_of(text))
         for step in steps
         for broadcast in (step.broadcast, None)  # a bound by theory has none
         for base in step.bases
         for text in step.defenses
     }
-    rows = [
-        row
-        for row in archive.rows
-        if (row.extra.get("broadcast"), name_of(row.pruner or "none"), names_of(row.defense or "none")) in wanted
-    ]
+
+    def is_wanted(row: Row) -> bool:
+        key = row.extra.get("broadcast"), name_of(row.pruner or "none"), names_of(row.defense or "none")
+        return bool({(*key, None), (*key, _rate_of(row.defense or "none"))} & wanted)
+
+    rows = [row for row in archive.rows if is_wanted(row)]
     stands = {(row.model, row.dataset): STANDS_FOR.get(row.dataset, "") for row in rows}
     return {"": PripruneResults(rows, TESTED if scale == "full" else {}, stands)}
 
