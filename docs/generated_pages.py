@@ -18,7 +18,7 @@ from typing import Any
 
 import secateur
 from secateur.catalogue import Method, methods, name_of
-from secateur.report.matrix import COLUMNS, Heatmap, build_heatmaps
+from secateur.report.heatmap import COLUMNS, Heatmap, build_heatmaps
 from secateur.report.method_sheet import describe_method, write_default
 from secateur.runs.archive import read_archive
 from secateur.runs.rows import Row

@@ -19,10 +19,12 @@ from pathlib import Path
 from typing import Any
 
 from secateur.attacks.inversion.adaptive import PLAIN, settings_of_mode
+from secateur.attacks.inversion.gradient_matching import GradientMatching
 from secateur.catalogue import find, methods, name_of
 from secateur.defenses import NATURAL
 from secateur.evaluation.attack_strength import SHADOW_FEDERATIONS, Strength, list_modes, name_unmet
 from secateur.evaluation.attack_strength import UNMET as UNMET_WORDS
+from secateur.report.heatmap import SMOOTH
 from secateur.runs.archive import Archive
 from secateur.runs.rows import Row
 from secateur.studies import read_data
@@ -57,8 +59,6 @@ PARTS = (
 )
 # in claims of ours
 OWN = ("ours:", "(ours)", "not in the paper", "not the paper's", " on both", "corrected", "beyond chance")
-SMOOTH = "ig-smooth"
-SEARCHES = {"ig", "gi", "sgi", "gi-dgp-paper"}  # for a picture whose gradient fits the update
 UNMET = "**"  # marks the attackers that a defense did not meet
 
 
@@ -264,7 +264,8 @@ def _lacks_smooth(rows: list[Row]) -> bool:
             met.setdefault(names_of(row.defense or "none"), set()).add(name_of(row.attack))
     known = methods("defense")
     named = [name for name in met if name in known and NATURAL in str(known[name].info.get("strongest"))]
-    return any(met[name] & SEARCHES and SMOOTH not in met[name] for name in named)
+    searches = {name for name, entry in methods("inversion").items() if issubclass(entry.make, GradientMatching)}
+    return any(met[name] & searches and SMOOTH not in met[name] for name in named)
 
 
 def _list_unmet(defense: str, seeds: Mapping[int, set[str]], base: str) -> tuple[list[str], list[str]]:

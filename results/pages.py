@@ -29,7 +29,8 @@ from typing import Any
 from secateur.catalogue import find, name_of
 from secateur.metrics.estimates import mean
 from secateur.metrics.membership import Estimate
-from secateur.report.matrix import build_heatmaps
+from secateur.report.heatmap import build_heatmaps
+from secateur.report.matrix_sentences import write_sentences
 from secateur.report.summary import estimate
 from secateur.runs.archive import Archive, read_archive
 from secateur.runs.rows import Row
@@ -167,7 +168,8 @@ def tabulate_study(archive: Archive, study: str, columns: str, labels: str = "")
 
 def list_sentences(rows: Sequence[Row], network: str) -> str:
     """Return the sentences that the intervals of a matrix allow on one network."""
-    return "\n".join(f"- {text}" for one in build_heatmaps(rows) if one.network == network for text in one.sentences)
+    maps = [heatmap for heatmap in build_heatmaps(rows) if heatmap.network == network]
+    return "\n".join(f"- {text}" for heatmap in maps for text in write_sentences(heatmap))
 
 
 def describe_source(archive: Archive, file: str) -> str:

@@ -18,7 +18,8 @@ from secateur.attacks.inversion.adaptive import PLAIN
 from secateur.catalogue import name_of
 from secateur.defenses import IN_OUT
 from secateur.evaluation.attack_strength import SHADOW_FEDERATIONS, Strength
-from secateur.report.matrix import FIRST, NONE, Heatmap, MatrixCell, MatrixRow, build_heatmaps, is_lower
+from secateur.report.heatmap import FIRST, NONE, Heatmap, MatrixCell, MatrixRow, build_heatmaps
+from secateur.report.matrix_sentences import is_lower
 from secateur.runs.rows import Row
 
 sys.path.insert(0, str(Path(__file__).parent))

@@ -4,18 +4,9 @@ from itertools import pairwise
 
 import pytest
 
-from secateur.report.matrix import (
-    AUC,
-    BY_KEY,
-    CELL,
-    GROUND,
-    INKS,
-    REFUSED,
-    SCALE,
-    build_heatmaps,
-    build_page,
-    list_ground,
-)
+from secateur.report.heatmap import AUC, BY_KEY, CELL, GROUND, REFUSED, SCALE, build_heatmaps
+from secateur.report.matrix import INKS, build_page, list_ground
+from secateur.report.matrix_sentences import write_sentences
 from secateur.runs.rows import Row
 
 NEAR = (-0.1, 0.0, 0.1)
@@ -39,6 +30,10 @@ def only(rows):
     return heatmap
 
 
+def sentences_of(rows):
+    return write_sentences(only(rows))
+
+
 def test_a_cell_shows_its_strongest_attack_of_most_seeds():
     rows = seeds("dgp", "strongest", 14) + seeds("dgp", "strongest", 20, attack="sgi:adaptive=support")
     rows += [cell("dgp", "strongest", 50, attack="sgi:adaptive=reapply")]  # of one seed only
@@ -51,7 +46,7 @@ def test_a_cell_shows_its_strongest_attack_of_most_seeds():
 def test_a_cell_of_one_seed_has_that_seeds_interval():
     shown = only([cell("dgp", "inversion", 14)]).rows[0].cells["inversion"]
     assert shown.interval == "13.0 to 15.0"
-    assert only([cell("dgp", "inversion", 14)]).sentences == []
+    assert sentences_of([cell("dgp", "inversion", 14)]) == []
 
 
 @pytest.mark.parametrize(("value", "shade"), [(0.3, 0), (0.5, 0), (0.56, 1), (0.79, 5), (0.8, 5), (1.0, 5)])
@@ -80,7 +75,7 @@ def test_a_defense_that_hides_from_the_plain_attacker_only_is_called_so():
     rows += seeds("dgp", "inversion", 12) + seeds("dgp", "strongest", 20)
     rows += seeds("soteria", "inversion", 12) + seeds("soteria", "strongest", 15)
     rows += seeds("noise", "inversion", 12) + seeds("noise", "strongest", 12)
-    plain, lost, less, strongest = only(rows).sentences
+    plain, lost, less, strongest = sentences_of(rows)
     assert all(name in plain for name in ("dgp", "soteria", "noise")) and "by 8.0 dB" in plain
     assert lost.startswith("These hide from the plain attacker and are not shown to hide from the strongest one")
     assert "dgp" in lost and "soteria" not in lost and "noise" not in lost
@@ -91,7 +86,7 @@ def test_a_defense_that_hides_from_the_plain_attacker_only_is_called_so():
 def test_other_pictures_are_compared_above_their_grey():
     rows = seeds("none", "strongest", 25, psnr_grey=12.5) + seeds("same", "strongest", 21, psnr_grey=12.5)
     rows += seeds("ats", "strongest", 22, psnr_grey=9.5) + seeds("adgp", "strongest", 21, psnr_grey=12.0)
-    (sentence,) = only(rows).sentences
+    (sentence,) = sentences_of(rows)
     assert "same† (by 4.0 dB" in sentence and "adgp† (by 3.5 dB" in sentence and "ats" not in sentence
     ats = next(row for row in only(rows).rows if row.name == "ats")
     assert ats.cells["strongest"].text == "22.0" and ats.measure("strongest")[1].value == 25.0
@@ -99,18 +94,18 @@ def test_other_pictures_are_compared_above_their_grey():
 
 def test_copies_of_other_pictures_stay_copies():
     rows = seeds("none", "active", 60, (0, 0, 0), psnr_grey=12.5) + seeds("x", "active", 60, (0, 0, 0), psnr_grey=13)
-    assert only(rows).sentences == []
+    assert sentences_of(rows) == []
 
 
 def test_a_defense_of_fine_tuning_is_compared_with_fine_tuning():
     close = (-0.01, 0.0, 0.01)
     rows = seeds("none", "final-rmia", 0.97, close)
     rows += [row for name, auc in (("basic", 0.9), ("ppb", 0.8), ("adv", 0.9)) for row in tuned(name, auc, close)]
-    (sentence,) = only(rows).sentences
+    (sentence,) = sentences_of(rows)
     assert sentence == (
         "These lower the AUC of RMIA on the final model: basic (by 0.070 AUC), ppb (by 0.100 AUC, beside basic)."
     )
-    assert only([row for row in rows if row.extra["row"] != "basic"]).sentences == [], "nothing to compare with"
+    assert sentences_of([row for row in rows if row.extra["row"] != "basic"]) == [], "nothing to compare with"
 
 
 def tuned(name, auc, spread):
@@ -120,21 +115,21 @@ def tuned(name, auc, spread):
 def test_pictures_of_a_first_round_are_held_against_those_without_a_defense_there():
     place = {"outside": "a first round"}
     rows = seeds("none", "inversion", 25) + seeds("ats", "inversion", 21, **place)
-    assert only(rows).sentences == [], "another round of another network"
+    assert sentences_of(rows) == [], "another round of another network"
     rows += seeds("none (first round)", "inversion", 22, **place)
-    (sentence,) = only(rows).sentences
+    (sentence,) = sentences_of(rows)
     assert "ats (by 1.0 dB, beside none (first round))" in sentence and "none (first round) (by" not in sentence
 
 
 def test_seeds_that_scatter_allow_no_sentence():
     wide = (-8.0, 0.0, 8.0)
     rows = seeds("none", "inversion", 20, wide) + seeds("dgp", "inversion", 14, tuple(reversed(wide)))
-    assert only(rows).sentences == []
+    assert sentences_of(rows) == []
 
 
 def test_a_defense_may_raise_what_it_should_lower():
     rows = seeds("none", "final-rmia", 0.6, (-0.01, 0, 0.01)) + seeds("top-k", "final-rmia", 0.7, (-0.01, 0, 0.01))
-    (sentence,) = only(rows).sentences
+    (sentence,) = sentences_of(rows)
     assert sentence.startswith("These raise the AUC of RMIA on the final model: top-k (by 0.100 AUC")
 
 
@@ -143,7 +138,7 @@ def test_reference_models_under_the_defense_may_find_more_than_others():
     rows = seeds("ats", "final-rmia", 0.5, close, attack="rmia") + seeds("dgp", "final-rmia", 0.5, close, attack="rmia")
     rows += seeds("ats", "final-rmia", 0.6, close, attack="rmia", references="imitating")
     rows += seeds("dgp", "final-rmia", 0.501, close[::-1], attack="rmia", references="imitating")
-    (sentence,) = only(rows).sentences
+    (sentence,) = sentences_of(rows)
     assert sentence == (
         "These show RMIA more through reference models under the defense than through others: ats (by 0.100 AUC)."
     )
@@ -233,5 +228,5 @@ def test_a_row_that_lacks_the_smooth_inversion_is_compared_without_it():
     rows = seeds("none", "strongest", 20) + seeds("none", "strongest", 24, attack="ig-smooth")
     rows += seeds("dgp", "strongest", 17) + seeds("noise", "strongest", 17)
     rows += seeds("noise", "strongest", 19, attack="ig-smooth")
-    (sentence,) = only(rows).sentences
+    (sentence,) = sentences_of(rows)
     assert "dgp† (by 3.0 dB" in sentence and "noise (by 5.0 dB" in sentence

@@ -10,7 +10,7 @@ from secateur.config import choice
 from secateur.data.load import load
 from secateur.errors import WrongInput
 from secateur.evaluation.attack_strength import read_mode
-from secateur.report.matrix import BY_KEY, CELL, REFUSED, build_heatmaps
+from secateur.report.heatmap import BY_KEY, CELL, REFUSED, build_heatmaps
 from secateur.report.page import write_page
 from secateur.runs.folder import Run, load_rows
 from secateur.seeding import derive

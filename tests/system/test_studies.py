@@ -7,7 +7,7 @@ import pytest
 
 from secateur import catalogue
 from secateur.cli import main
-from secateur.report.matrix import BY_KEY, build_heatmaps
+from secateur.report.heatmap import BY_KEY, build_heatmaps
 from secateur.runs.folder import load_figures, load_rows
 from secateur.studies.dgp.extensions import HELD, LISTENED
 from secateur.studies.dgp.tables import LEFT_OUT, RECOVERED, TRAINED, DgpResults, left_out_lines

@@ -30,6 +30,7 @@ from secateur.report import (
     theory,
 )
 from secateur.report.headline import MEANINGS, build_headline
+from secateur.report.heatmap import is_cell
 from secateur.report.inversion import MOST, OPEN
 from secateur.report.plotting import View, draw_views
 from secateur.report.summary import APART, Labels, group_by, group_by_setting, join_distinct, name_setting, summarise
@@ -173,7 +174,7 @@ def check_limits(sources: Sequence[Source]) -> list[Check] | None:
 
 def render(sources: Sequence[Source], limits: Sequence[Check] | None = None) -> str:
     """Return the page's HTML; `limits` are the checks of the runs' limits, None if no limit is set."""
-    if any(matrix.is_cell(row) for source in sources for row in source.rows):
+    if any(is_cell(row) for source in sources for row in source.rows):
         return _render_matrix(sources)
     rows, figures = _join_sources(sources)
     parts = [_build_audit, _build_federations, _build_submodels, _build_updates, _build_defenses, recommend.build_page]

@@ -35,7 +35,7 @@ from typing import Any
 from secateur.config import Federate, read
 from secateur.data.dataset import Dataset
 from secateur.evaluation.setup import device_of
-from secateur.report.matrix import GROUND
+from secateur.report.heatmap import GROUND
 from secateur.runs.archive import Archive
 from secateur.runs.folder import Run
 from secateur.runs.rows import Row

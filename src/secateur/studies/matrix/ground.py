@@ -21,7 +21,7 @@ from secateur.errors import WrongInput
 from secateur.evaluation.attack_strength import list_modes
 from secateur.metrics.membership import Estimate
 from secateur.models.create import create
-from secateur.report.matrix import CELL, REFUSED, SMOOTH
+from secateur.report.heatmap import CELL, REFUSED, SMOOTH
 from secateur.runs.folder import Run
 from secateur.runs.rows import Row
 from secateur.seeding import derive

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from secateur.metrics.membership import Estimate
-from secateur.report.matrix import COLUMNS, MatrixCell, MatrixRow, build_heatmaps
+from secateur.report.heatmap import COLUMNS, MatrixCell, MatrixRow, build_heatmaps
+from secateur.report.matrix_sentences import write_sentences
 from secateur.runs.rows import Row
 from secateur.studies.table import Cells, TableLine, Tabulated
 
@@ -20,7 +21,7 @@ def matrix(rows: Sequence[Row]) -> Tabulated:
             cells: Cells = {x.title: _cell(row.cells[x.key]) for x in COLUMNS if x.key in row.cells}
             lines.append(TableLine({"defense": row.name}, cells, mark=_mark(row), part=heatmap.network))
         title = f"What the intervals allow to say of {heatmap.network}"
-        lines += [TableLine({"sentence": sentence}, {}, part=title) for sentence in heatmap.sentences]
+        lines += [TableLine({"sentence": sentence}, {}, part=title) for sentence in write_sentences(heatmap)]
     return lines, []
 
 
