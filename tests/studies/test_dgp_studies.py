@@ -149,6 +149,92 @@ def test_what_met_no_attacker_who_knows_of_it_has_no_strongest():
     assert next(x for x in findings if x.key == "recovery.passive").verdict == "supported"
 
 
+# ig-smooth in the place of IG -----------------------------------------------------------------------------------
+def searched(defense, plain, smooth, mode=None, seeds=(0,), smooth_seeds=None):
+    """IG and ig-smooth on a client, by their CW-SSIM; LPIPS is what lacks to .9."""
+    both = {"ig": (plain, seeds), "ig-smooth": (smooth, seeds if smooth_seeds is None else smooth_seeds)}
+    rows = {name: attacked(name, defense, 0.9 - value, value, mode) for name, (value, _) in both.items()}
+    return [replace(row, seed=seed) for name, (_, seeds) in both.items() for seed in seeds for row in rows[name]]
+
+
+def line_of(rows, defense="dgp"):
+    lines, _ = tables.fig3(DgpResults(rows))
+    (line,) = [line for line in lines if line.labels["defense"] == defense]
+    return line
+
+
+def test_ig_smooth_stands_beside_the_papers_attacker():
+    rows = searched("none", 0.5, 0.7) + searched("noise", 0.4, 0.405) + searched("dgp", 0.2, 0.3)
+    assert [line_of(rows, name).cells["adaptive"] for name in ("none", "noise", "dgp")] == ["ig-smooth"] * 3
+    assert [line_of(rows, name).mark for name in ("none", "noise", "dgp")] == ["ig-smooth sees more", "", tables.UNMET]
+    rows += searched("dgp", 0.25, 0.6, "support")
+    line = line_of(rows)
+    assert (line.labels["attack"], line.cells["cw_ssim"].value, line.paper) == ("ig", 0.2, "LPIPS 0.316, SSIM 0.287")
+    assert (line.cells["adaptive"], line.cells["adaptive cw_ssim"].value) == ("ig-smooth, support", 0.6)
+    assert line.mark == "who knows of the defense sees more"
+    assert line_of(rows + attacked("ig", "dgp", 0.2, 0.7, "reapply")).cells["adaptive"] == "reapply"
+    better = rows[:-8] + searched("dgp", 0.25, 0.28, "support")  # who knows sees less than who searches better
+    assert (line_of(better).cells["adaptive"], line_of(better).mark) == ("ig-smooth", "ig-smooth sees more")
+    alone = line_of([row for row in rows if "ig-smooth" in row.attack])
+    assert alone.cells["cw_ssim"] is None and alone.cells["adaptive"] == "ig-smooth, support"
+
+
+def test_the_strongest_may_be_ig_smooth_that_knows_of_the_defense():
+    rows = searched("none", 0.5, 0.8) + searched("dgp", 0.2, 0.3) + searched("dgp", 0.25, 0.6, "support")
+    found = DgpResults(rows).under_strongest()
+    bare, dgp = found.clients
+    assert found.pick_attacker(dgp, "cw_ssim").adaptive == "ig-smooth, support"
+    assert found.pick_attacker(dgp, "cw_ssim", smooth=False).adaptive == "support"
+    assert found.less(bare, dgp, "cw_ssim").value == pytest.approx(0.8 - 0.6)
+    unmet = DgpResults(searched("none", 0.5, 0.8) + searched("dgp", 0.2, 0.3)).under_strongest()
+    assert unmet.pick_attacker(dgp, "cw_ssim") is None, "nobody who knows of it"
+    assert DgpResults(searched("none", 0.5, 0.8)).under_strongest() is not None
+
+
+SEEDS = (0, 1, 2)
+
+
+@pytest.mark.parametrize(
+    ("bare", "plain", "support", "expected"),
+    [
+        (SEEDS, SEEDS, SEEDS, 0.8 - 0.6),
+        ((), SEEDS, SEEDS, 0.5 - 0.25),  # the undefended client did not meet it
+        (SEEDS, (), (), 0.5 - 0.25),  # the defended one did not
+        (SEEDS, SEEDS, (), 0.5 - 0.25),  # or not in a mode in which it met IG
+        (SEEDS, SEEDS, SEEDS[:2], 0.5 - 0.25),  # or not on every seed
+        (SEEDS[1:], SEEDS, SEEDS, 0.5 - 0.25),
+    ],
+)
+def test_ig_smooth_counts_where_both_clients_met_it_in_all_modes_and_seeds(bare, plain, support, expected):
+    rows = searched("none", 0.5, 0.8, None, SEEDS, bare) + searched("dgp", 0.2, 0.3, None, SEEDS, plain)
+    found = DgpResults(rows + searched("dgp", 0.25, 0.6, "support", SEEDS, support)).under_strongest()
+    undefended, dgp = (found.one(defense=name) for name in ("none", "dgp"))
+    for one, other, sign in ((undefended, dgp, 1), (dgp, undefended, -1)):
+        assert found.less(one, other, "cw_ssim").value == pytest.approx(sign * expected)
+
+
+def test_the_same_attack_is_compared_with_who_knows_of_the_defense():
+    rows = searched("dgp", 0.2, 0.5) + searched("dgp", 0.2, 0.8, "support")
+    _, findings = tables.fig3(DgpResults(rows))
+    assert said(findings, "dgp hides as much from an attacker who knows") == "supported"  # support sees as much as IG
+    _, findings = tables.fig3(DgpResults(searched("dgp", 0.2, 0.5)))
+    assert not [finding for finding in findings if "who knows" in finding.claim]
+
+
+def test_ig_smooth_is_held_against_ig_by_the_best_of_the_same_modes():
+    words = "ig-smooth recovers more than IG"
+    rows = searched("none", 0.5, 0.8) + searched("dgp", 0.2, 0.3) + searched("dgp", 0.6, 0.4, "support")
+    _, findings = tables.fig3(DgpResults(rows))
+    (found,) = [finding for finding in findings if words in finding.claim]
+    assert found.measured == "1 of 2, 1 against; mean 0.050"  # .8 - .5 and .4 - .6
+    none, dgp = rows[:8], rows[8:]
+    assert said(tables.fig3(DgpResults(none))[1], words) == "supported"
+    assert said(tables.fig3(DgpResults(dgp))[1], words) == "not supported"
+    assert said(tables.table2(DgpResults(none))[1], words) == said(tables.fig2(DgpResults(none))[1], words)
+    for fewer in (dgp[:-4], [row for row in dgp if "ig-smooth" not in row.attack], rows[:4]):  # a mode or all is unmet
+        assert not [finding for finding in tables.fig3(DgpResults(fewer))[1] if words in finding.claim]
+
+
 def test_claims_to_hide_are_asked_again_of_the_strongest():
     rows = attacked("ig", "none", 0.0, 0.9) + attacked("ig", "dgp", 0.5, 0.2) + attacked("ig", "soteria", 0.5, 0.2)
     rows += attacked("ig", "dgp", 0.2, 0.6, "support") + attacked("ig", "soteria", 0.01, 0.89, "layer")
@@ -167,9 +253,12 @@ def test_steps_of_the_strongest_lead_over_settings_that_met_none():
     for (k1, k2), (plain, informed) in ratios.items():
         rows += attacked("ig", f"dgp:k1={k1}:k2={k2}", 0.9 - plain, plain)
         rows += attacked("ig", f"dgp:k1={k1}:k2={k2}", 0.9 - informed, informed, "support") if informed else []
-    asked, _ = strongest("dgp-table2", rows)
-    assert asked["table2.ratio"].measured == "0.0667 to 0.333: 0.150 [0.149, 0.151]"
-    assert asked["table2.ratio"].verdict == "supported"
+    some = attacked("ig-smooth", "dgp:k1=0.05:k2=0.75", 0.1, 0.8)  # of one setting alone, so it counts for none
+    some += attacked("ig-smooth", "dgp:k1=0.1:k2=0.7", 0.1, 0.8)  # it does not know of the defense either
+    for every in (rows, rows + some):
+        asked, _ = strongest("dgp-table2", every)
+        assert asked["table2.ratio"].measured == "0.0667 to 0.333: 0.150 [0.149, 0.151]"
+        assert asked["table2.ratio"].verdict == "supported"
 
 
 def test_labels_are_counted_under_the_strongest_too():
@@ -331,6 +420,13 @@ def test_quality_by_distance():
     assert said(findings, "worse reconstruction") == "supported"  # -psnr rises with the distance
     assert said(findings, "Eq. 2") == "undecided"  # 0 of 5 targets may still be more than 5 %
     assert said(findings, "with what was sent") == "not supported"
+
+
+def test_the_distances_of_ig_stand_beside_its_own_pictures():
+    rows = [x for defense in STEPS for x in distanced(defense, 5)]
+    smooth = [replace(x, attack="ig-smooth", value=60.0) for x in rows if x.metric == "psnr"]
+    once, again = (theory.fig1(DgpResults(every))[1][0] for every in (rows, rows + smooth))
+    assert once.measured == again.measured != "not measured here"
 
 
 def test_more_defenses_of_the_same_targets_narrow_no_interval():

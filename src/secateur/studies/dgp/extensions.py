@@ -35,7 +35,7 @@ from secateur.runs.artifacts import Result, explained, write
 from secateur.runs.rows import Row
 from secateur.seeding import derive
 from secateur.studies.dgp.steps import DgpSetting, attack_updates, build_structure, train, with_parts
-from secateur.studies.dgp.tables import FEEDBACK, DgpResults, accuracy_lines, judge_adaptive, privacy_lines
+from secateur.studies.dgp.tables import FEEDBACK, DgpResults, accuracy_lines, judge_attackers, privacy_lines
 from secateur.studies.results import AuditResults, VictimKey
 from secateur.studies.table import Cases, Cells, Finding, TableLine, Tabulated
 from secateur.theory.convergence import lemma_1
@@ -96,7 +96,7 @@ def align(results: DgpResults) -> Tabulated:
     return privacy_lines(results) + broadcast_lines(results) + accuracy_lines(results), [
         *judge_broadcast(results),
         *results.judge("adgp"),
-        *judge_adaptive(results),
+        *judge_attackers(results),
     ]
 
 

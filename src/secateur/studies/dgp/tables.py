@@ -1,13 +1,14 @@
 """Results of dgp by attacker and training, and tables of reconstructions and of training accuracy.
 
 Those are Tables 1, 2, 5, 6 and 7, Figs. 2 to 4, and the galleries of Figs. 5 to 9. Each line of reconstructions has the
-plain attacker, and beside it the best of those that know of the defense. Its own outcome picks the best.
+paper's plain attacker. Beside it stands the best of the others: who knows of the defense, or searches better
+(`ig-smooth`). Its own outcome picks the best.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from itertools import pairwise
@@ -20,6 +21,7 @@ from secateur.config import defense_of_updates
 from secateur.evaluation.attack_strength import read_mode
 from secateur.metrics.estimates import Measure, combine, mean_of, pick_highest
 from secateur.metrics.membership import Estimate
+from secateur.report.heatmap import SMOOTH
 from secateur.report.summary import group_by
 from secateur.runs.rows import Row
 from secateur.studies.dgp.steps import NAMES, weak_modes
@@ -30,12 +32,13 @@ MEASURES = {"lpips": "LPIPS", "cw_ssim": "CW-SSIM"}  # of hiding, from the same 
 PAIRED = tuple(MEASURES)
 ACCURACY = "test_accuracy"
 Picture = tuple[int, int, int]  # seed, target, item
-PAPERS_NAMES = {name: paper for paper, name in NAMES.items()}
+PAPERS_NAMES = {name: paper for paper, name in NAMES.items()} | {SMOOTH: "ig"}  # it takes the place of IG
 EXTREMES = ("lpips_min", "cw_ssim_max")  # of Rob's pictures
 PRINTED = {"lpips": "LPIPS", "cw_ssim": "SSIM", "lpips_min": "least LPIPS", "cw_ssim_max": "most SSIM"}
 SAME = 0.02  # of LPIPS or CW-SSIM: an eye sees no smaller difference
 RECOVERED, LEFT_OUT, TRAINED = "What attackers recover", "Left out", "Accuracy of collaborative training"
 PLAIN_ONLY = "who knows of the defense sees more"
+SMOOTH_MORE = f"{SMOOTH} sees more"
 UNMET = "met the plain attacker only"
 FEEDBACK = "+error-feedback"
 RESIDUAL = "residual_ratio"  # the norm of a trained residual by that of the gradient
@@ -48,7 +51,7 @@ class AttackKey(NamedTuple):
 
     attack: str  # the paper's name
     defense: str
-    adaptive: str  # the mode of an attacker that knows the defense, or none
+    adaptive: str  # how the attacker differs from the paper's: a mode, ig-smooth, both (ig-smooth, support), or none
     model: str
     data: str
     batch_size: int
@@ -59,7 +62,22 @@ class AttackKey(NamedTuple):
     @property
     def client(self) -> AttackKey:
         """The attacked client: the fields that all its attackers share."""
-        return self._replace(adaptive="none")
+        return self._replace(adaptive=PLAIN)
+
+    @property
+    def smooth(self) -> bool:
+        """True if ig-smooth takes the place of the paper's IG."""
+        return self.adaptive.startswith(SMOOTH)
+
+    @property
+    def smoothed(self) -> AttackKey:
+        """The same attacker with ig-smooth in the place of IG."""
+        return self._replace(adaptive=SMOOTH if self.adaptive == PLAIN else f"{SMOOTH}, {self.adaptive}")
+
+    @property
+    def informed(self) -> bool:
+        """True if the attacker knows of the defense."""
+        return self.adaptive not in (PLAIN, SMOOTH)
 
 
 class TrainingKey(NamedTuple):
@@ -106,8 +124,8 @@ class DgpResults(Results[AttackKey]):
     informed: bool = False  # True: comparisons are of the strongest attackers
 
     def under_strongest(self) -> DgpResults | None:
-        """Return the same results, every client under its strongest attacker; None if all are plain."""
-        return replace(self, informed=True) if any(key.adaptive != "none" for key in self.cells) else None
+        """Return the same results, every client under its strongest attacker; None if all are the paper's plain one."""
+        return replace(self, informed=True) if any(key.adaptive != PLAIN for key in self.cells) else None
 
     def key_of(self, row: Row) -> AttackKey | None:
         """Return the attacker of a row about all its targets; None for other rows."""
@@ -167,37 +185,53 @@ class DgpResults(Results[AttackKey]):
 
     @cached_property
     def clients(self) -> list[AttackKey]:
-        """All clients that were attacked plainly."""
-        return [key for key in self.cells if key.adaptive == "none"]
+        """All clients that were attacked plainly, by the paper's attacker or by ig-smooth."""
+        return list(dict.fromkeys(key.client for key in self.cells if not key.informed))
 
     def select(self, **labels: Any) -> Iterator[AttackKey]:
-        """Yield the plainly attacked clients with these labels."""
-        return super().select(**labels | {"adaptive": "none"})
+        """Yield the clients with these labels that met the paper's plain attacker."""
+        return super().select(**labels | {"adaptive": PLAIN})
 
     def trainings(self, kind: str = "training") -> TrainingResults:
         """Return the rows of one kind (training, cost, ...) without an attack."""
         return TrainingResults(self.rows, kind)
 
-    def best_adaptive(self, client: AttackKey) -> AttackKey | None:
-        """Return the adaptive attacker with the highest CW-SSIM; None if there is no adaptive attacker.
+    def list_attackers(self, client: AttackKey, smooth: bool = True) -> list[AttackKey]:
+        """Return all attackers of a client; `smooth=False` leaves out ig-smooth."""
+        return [key for key in self.cells if key.client == client.client and (smooth or not key.smooth)]
+
+    def pick_best(self, attackers: Iterable[AttackKey]) -> AttackKey | None:
+        """Return the attacker with the highest CW-SSIM; None without any.
 
         Its own outcome picks it: a real attacker cannot know which of several ways sees most.
         """
-        attackers = [key for key in self.cells if key.client == client and key.adaptive != "none"]
         return pick_highest({key: self._score_recovery(key, "cw_ssim") for key in attackers})
 
-    def pick_attacker(self, client: AttackKey, metric: str) -> AttackKey | None:
+    def best_adaptive(self, client: AttackKey) -> AttackKey | None:
+        """Return the best attacker that is not the paper's plain one: who knows of the defense, or ig-smooth."""
+        return self.pick_best(key for key in self.list_attackers(client) if key.adaptive != PLAIN)
+
+    def best_informed(self, client: AttackKey, smooth: bool = True) -> AttackKey | None:
+        """Return the best attacker who knows of the defense; `smooth=False` leaves out ig-smooth."""
+        return self.pick_best(key for key in self.list_attackers(client, smooth) if key.informed)
+
+    def pick_attacker(self, client: AttackKey, metric: str, smooth: bool = True) -> AttackKey | None:
         """Return the attacker whose result on a client counts: the plain one, or the strongest by this metric.
 
         None if the strongest is asked for, and of the attackers that the defense is known to be weak against it met
-        none.
+        none. `smooth=False` leaves out ig-smooth.
         """
         if not self.informed:
             return client
-        attackers = [key for key in self.cells if key.client == client.client]
-        if attackers == [client] and weak_modes(client.attack, client.defense):
+        attackers = self.list_attackers(client, smooth)
+        if not any(key.informed for key in attackers) and weak_modes(client.attack, client.defense):
             return None
         return pick_highest({key: self._score_recovery(key, metric) for key in attackers}) or client
+
+    def met_smooth(self, client: AttackKey, metric: str) -> bool:
+        """Return True if a client met ig-smooth in every mode, and on every seed, of the paper's attacker."""
+        papers = self.list_attackers(client, smooth=False)
+        return bool(papers) and all(self.of(x, metric).keys() <= self.of(x.smoothed, metric).keys() for x in papers)
 
     def _score_recovery(self, key: AttackKey, metric: str) -> Measure:
         """Return a metric by seed, turned so that more is recovered where it is higher."""
@@ -218,9 +252,13 @@ class DgpResults(Results[AttackKey]):
         """Return the measure of one attacker minus that of another.
 
         With one seed the attackers are compared target by target, with several seed by seed. A target counts once, by
-        the mean over its pictures: pictures of one update are not independent.
+        the mean over its pictures: pictures of one update are not independent. Of the strongest attackers ig-smooth
+        counts if both clients met it. Else one would seem to hide from it.
         """
-        one, other = (None if key is None else self.pick_attacker(key, metric) for key in (one, other))
+        if one is None or other is None:
+            return None
+        smooth = self.met_smooth(one, metric) and self.met_smooth(other, metric)
+        one, other = (self.pick_attacker(key, metric, smooth) for key in (one, other))
         if one is None or other is None:
             return None
         first, second = (self._pictures.get((key, metric), {}) for key in (one, other))
@@ -235,7 +273,7 @@ def attack_key(row: Row) -> AttackKey:
     """Return the attacker and client of a row."""
     extra, attack = row.extra, row.attack or ""
     name = name_of(attack)
-    return AttackKey(
+    key = AttackKey(
         PAPERS_NAMES.get(name, name),
         row.defense or "none",
         read_mode(attack) if attack else PLAIN,
@@ -246,6 +284,7 @@ def attack_key(row: Row) -> AttackKey:
         extra.get("against") or "",
         extra.get("stage", "untrained"),
     )
+    return key.smoothed if name == SMOOTH else key
 
 
 def base(defense: str) -> str:
@@ -266,7 +305,7 @@ def fig3(results: DgpResults) -> Tabulated:
         for client in results.select(attack="rob", labels="inferred", stage="untrained")
         if open_to_rob.get(base(client.defense)) == client.against
     }
-    return privacy_lines(results, _table1), [*results.judge("recovery", open=ssim), *judge_adaptive(results)]
+    return privacy_lines(results, _table1), [*results.judge("recovery", open=ssim), *judge_attackers(results)]
 
 
 def table1(results: DgpResults) -> Tabulated:
@@ -291,7 +330,8 @@ def table2(results: DgpResults) -> Tabulated:
     lines = privacy_lines(results, paper) + accuracy_lines(results, paper_accuracy)
     total, ratio = _steps_up(results, "rob", sum), _steps_up(results, "ig", lambda k: k[0] / k[1])
     informed = _steps_up(results, "rob", sum, informed=True)
-    return lines, results.judge("table2", total=total, ratio=ratio, cost=cost, informed=informed)
+    findings = results.judge("table2", total=total, ratio=ratio, cost=cost, informed=informed)
+    return lines, [*findings, *judge_smooth(results)]
 
 
 def compare_networks(data: str, results: DgpResults) -> Tabulated:
@@ -300,7 +340,7 @@ def compare_networks(data: str, results: DgpResults) -> Tabulated:
     def paper(client: AttackKey) -> str:
         return _pair(find_printed("dgp", "table_5_6", data, client.attack, client.defense, client.model))
 
-    return privacy_lines(results, paper), [*results.judge("table5"), *judge_adaptive(results)]
+    return privacy_lines(results, paper), [*results.judge("table5"), *judge_attackers(results)]
 
 
 table5, table6 = partial(compare_networks, "cifar10"), partial(compare_networks, "cifar100")
@@ -319,7 +359,7 @@ def table7(results: DgpResults) -> Tabulated:
 def fig2(results: DgpResults) -> Tabulated:
     """Return Fig. 2: Top-k against DGP, the quality of IG's reconstructions and the accuracy over the epochs."""
     lines = privacy_lines(results, _table1) + accuracy_lines(results, _table1_accuracy)
-    return lines, results.judge("fig2")
+    return lines, [*results.judge("fig2"), *judge_smooth(results)]
 
 
 def fig4(results: DgpResults) -> Tabulated:
@@ -343,11 +383,11 @@ def gallery(results: DgpResults) -> Tabulated:
             for client in results.select(defense="dgp")
         }
         findings += results.judge("labels", right=right)
-    return privacy_lines(results), [*findings, *judge_adaptive(results)]
+    return privacy_lines(results), [*findings, *judge_attackers(results)]
 
 
 def privacy_lines(results: DgpResults, paper: Callable[[AttackKey], str] = lambda client: "") -> list[TableLine]:
-    """Return a line for each client: scores of the plain attacker, and of the best one that knows of the defense."""
+    """Return a line for each client: scores of the paper's plain attacker, and of the best of the others."""
     lines = []
     for client in results.clients:
         title = f"{client.defense} ({client.against} pictures)" if client.against else client.defense
@@ -359,12 +399,19 @@ def privacy_lines(results: DgpResults, paper: Callable[[AttackKey], str] = lambd
         cells["adaptive"] = adaptive.adaptive if adaptive else ""
         if adaptive is not None:
             cells |= {f"adaptive {name}": results.mean(adaptive, name) for name in PAIRED}
-        lost = results.differences(client, adaptive)
-        mark = PLAIN_ONLY if any(case is not None and case.low > SAME for case in lost) else ""
-        mark = UNMET if adaptive is None and weak_modes(client.attack, client.defense) else mark
+        mark = _mark(results, client, adaptive)
         printed = paper(client) if client.stage == "untrained" else ""  # the paper has no other stage
         lines.append(TableLine(labels, cells, printed, mark, RECOVERED))
     return lines
+
+
+def _mark(results: DgpResults, client: AttackKey, best: AttackKey | None) -> str:
+    """Return the remark on a client; `best` is the best of its attackers beside the paper's plain one."""
+    if results.best_informed(client) is None and weak_modes(client.attack, client.defense):
+        return UNMET
+    if best is None or not any(x is not None and x.low > SAME for x in results.differences(client, best)):
+        return ""
+    return PLAIN_ONLY if best.informed else SMOOTH_MORE
 
 
 def accuracy_lines(results: DgpResults, paper: Callable[[TrainingKey], str] = lambda training: "") -> list[TableLine]:
@@ -431,22 +478,40 @@ def _steps_up(
     """Return how much more each setting of DGP hides than the one before it, from an attacker who may know of it."""
     clients = results.select(attack=attack, defense="dgp", stage="untrained")
     if informed or results.informed:  # a step leads over settings that met no attacker who knows of them
-        clients = (client for client in clients if results.best_adaptive(client) is not None)
+        clients = (client for client in clients if results.best_informed(client, smooth=not informed) is not None)
     ranks = sorted(((order(shares(client.defense)), client) for client in clients), key=lambda pair: pair[0])
     cases: Cases = {}
     for (low, one), (high, two) in pairwise(ranks):
-        first, second = (results.best_adaptive(client) if informed else client for client in (one, two))
+        first, second = (results.best_informed(x, smooth=False) if informed else x for x in (one, two))
         cases |= results.contrast(second, first, case=f"{low:.3g} to {high:.3g}")
     return cases
 
 
+def judge_attackers(results: DgpResults) -> list[Finding]:
+    """Judge what the paper does not ask: how much more its attackers see who know of a defense, or search better."""
+    return [*judge_adaptive(results), *judge_smooth(results)]
+
+
 def judge_adaptive(results: DgpResults) -> list[Finding]:
-    """Judge if each defense hides as much from an attacker that knows of it; the paper does not ask this."""
+    """Judge if each defense hides as much from the paper's attacker once that one knows of it."""
     findings = []
     for defense in ("soteria", "precode", "top-k", "outpost", "dgp", "adgp"):
         cases: Cases = {}
         for client in results.select(defense=defense):
-            cases |= results.contrast(results.best_adaptive(client), client, case=results.title(client))
+            best = results.best_informed(client, smooth=False)
+            cases |= results.contrast(best, client, case=results.title(client))
         if any(case is not None for case in cases.values()):
             findings += results.judge("adaptive", {"defense": defense}, hides=cases)
     return findings
+
+
+def judge_smooth(results: DgpResults) -> list[Finding]:
+    """Judge if ig-smooth recovers more than IG, each by the best of the same modes; no claim without its rows."""
+    cases: Cases = {}
+    for client in results.select(against=["", "used"]):  # of ATS one case: both have the same reconstructions
+        if results.met_smooth(client, "cw_ssim"):
+            modes = results.list_attackers(client, smooth=False)
+            one, other = results.pick_best(modes), results.pick_best(mode.smoothed for mode in modes)
+            case = ", ".join([*results.list_varied(client).values(), client.defense])
+            cases |= results.contrast(one, other, case=case)
+    return results.judge("searches", finds=cases) if any(case is not None for case in cases.values()) else []

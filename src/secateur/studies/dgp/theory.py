@@ -36,7 +36,7 @@ from secateur.runs.artifacts import Result
 from secateur.runs.rows import Row
 from secateur.seeding import derive
 from secateur.studies.dgp.steps import DgpSetting
-from secateur.studies.dgp.tables import DgpResults, base
+from secateur.studies.dgp.tables import DgpResults, attack_key, base
 from secateur.studies.table import Cases, Cells, Finding, TableLine, Tabulated
 from secateur.theory import convergence as theorems
 from secateur.theory.gradient_distance import (
@@ -117,12 +117,13 @@ def fig1(results: DgpResults) -> Tabulated:
 
 
 def _targets(results: DgpResults) -> dict[tuple[str, int, int], Values]:
-    """Return all measures of every target, by defense, seed and number."""
+    """Return all measures of every target, by defense, seed and number; ig-smooth has none of these distances."""
     targets: dict[tuple[str, int, int], Values] = {}
     for row in results.rows:
         theory = row.extra.get("study") == "theory"
         number = row.extra.get("number" if theory else "target")
-        if row.value is not None and number is not None and (theory or row.metric in QUALITY):
+        seen = row.metric in QUALITY and not attack_key(row).smooth
+        if row.value is not None and number is not None and (theory or seen):
             targets.setdefault((row.defense or "none", row.seed, number), {})[row.metric] = row.value
     return {key: values for key, values in targets.items() if "relative_distance" in values}
 
