@@ -253,19 +253,23 @@ def _describe_inversion(rows: list[Row]) -> str:
     unmet = "; ".join(f"{', '.join(defenses)}{lack}" for lack, defenses in never.items())
     text += f"; **{unmet}**" if unmet else ""
     text += "".join(f"; {', '.join(defenses)}{lack}" for lack, defenses in partly.items())
-    return text + (f"; {SMOOTH} was not asked" if _lacks_smooth(rows) else "")
+    asked = " of all" if any(name_of(attack) == SMOOTH for attack in attacks) else ""
+    return text + (f"; {SMOOTH} was not asked{asked}" if _lacks_smooth(rows) else "")
 
 
 def _lacks_smooth(rows: list[Row]) -> bool:
-    """Return True if a search for natural pictures was not ig-smooth under a defense that names it the strongest."""
-    met: dict[str, set[str]] = {}
+    """Return True if a search for natural pictures was not ig-smooth under a defense that names it the strongest.
+
+    Each network and seed must have met it: comparisons are made without it otherwise.
+    """
+    met: dict[tuple[str, ...], set[str]] = {}
     for row in rows:
         if row.attack and row.dataset.startswith("cifar"):
-            met.setdefault(names_of(row.defense or "none"), set()).add(name_of(row.attack))
-    known = methods("defense")
-    named = [name for name in met if name in known and NATURAL in str(known[name].info.get("strongest"))]
+            key = names_of(row.defense or "none"), str(row.defense), row.model, row.dataset, str(row.seed)
+            met.setdefault(key, set()).add(name_of(row.attack))
+    named = {name for name, entry in methods("defense").items() if NATURAL in str(entry.info.get("strongest"))}
     searches = {name for name, entry in methods("inversion").items() if issubclass(entry.make, GradientMatching)}
-    return any(met[name] & searches and SMOOTH not in met[name] for name in named)
+    return any(key[0] in named and attacks & searches and SMOOTH not in attacks for key, attacks in met.items())
 
 
 def _list_unmet(defense: str, seeds: Mapping[int, set[str]], base: str) -> tuple[list[str], list[str]]:

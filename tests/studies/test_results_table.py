@@ -106,6 +106,9 @@ def test_a_figure_is_reproduced_only_whole_and_at_full_scale(table):
     assert table.verdict_of([small]) == table.verdict_of([yes, no]) == "partly"
 
 
+MODES = ("", ":adaptive=support", ":adaptive=reapply")
+
+
 def test_a_defense_that_did_not_meet_its_strongest_attacker_says_so(table):
     labels = {"model": "m", "dataset": "d", "seed": 0, "metric": "psnr", "value": 1.0}
     plain = [Row(**labels, defense="dgp", attack="ig:iterations=9")]
@@ -131,6 +134,11 @@ def test_a_defense_that_did_not_meet_its_strongest_attacker_says_so(table):
     ]
     assert table.claims.describe_attackers(natural[:1]) == "ig: plain; ig-smooth was not asked"
     assert table.claims.describe_attackers(natural) == "ig, ig-smooth: plain"
+    other = [replace(natural[0], **labels) for labels in ({"seed": 1}, {"model": "n"})]
+    for lacking in other:
+        assert table.claims.describe_attackers([*natural, lacking]).endswith("; ig-smooth was not asked of all")
+    informed = [replace(row, defense="dgp", attack=f"{row.attack}{mode}") for mode in MODES for row in natural]
+    assert table.claims.describe_attackers(informed) == "ig, ig-smooth: plain, reapply, support"
     members = [Row(**labels, defense="ppb", attack="samia", adaptive=False)]
     assert table.claims.describe_attackers(members) == "samia; **not met: rmia, lira, one who knows the defense**"
 
