@@ -14,8 +14,8 @@ from secateur.runs.folder import load_figures, load_rows
 from secateur.runs.rows import Row, select_comparable
 from secateur.studies.dgp import OPTIONAL, PARTS, cost, extensions, merge_steps, tables, theory
 from secateur.studies.dgp.extensions import broadcast_lines, guess_label, judge_broadcast
+from secateur.studies.dgp.results import AttackKey, DgpResults
 from secateur.studies.dgp.steps import Step, attack_texts
-from secateur.studies.dgp.tables import AttackKey, DgpResults
 from secateur.studies.study import STRONGEST, read_scales, scale_of, select_steps
 from secateur.studies.table import find_printed
 
@@ -233,6 +233,19 @@ def test_ig_smooth_is_held_against_ig_by_the_best_of_the_same_modes():
     assert said(tables.table2(DgpResults(none))[1], words) == said(tables.fig2(DgpResults(none))[1], words)
     for fewer in (dgp[:-4], [row for row in dgp if "ig-smooth" not in row.attack], rows[:4]):  # a mode or all is unmet
         assert not [finding for finding in tables.fig3(DgpResults(fewer))[1] if words in finding.claim]
+
+
+def test_each_defense_is_held_against_the_strongest_ig():
+    words = "hides from the strongest IG"
+    rows = searched("none", 0.5, 0.7) + searched("noise", 0.3, 0.6) + searched("dgp", 0.2, 0.3)
+    _, findings = tables.fig3(DgpResults(rows))
+    assert said(findings, f"noise {words}") == "supported"  # .6 against .7
+    assert not [finding for finding in findings if f"dgp {words}" in finding.claim], "nobody who knows of it"
+    for smooth, verdict in ((0.65, "supported"), (0.75, "not supported")):  # as much is found by IG alone: .4
+        _, findings = tables.fig3(DgpResults(rows + searched("dgp", 0.4, smooth, "support")))
+        assert said(findings, f"dgp {words}") == verdict
+    plain = attacked("ig", "none", 0.0, 0.9) + attacked("ig", "noise", 0.5, 0.2)
+    assert not [finding for finding in tables.fig3(DgpResults(plain))[1] if words in finding.claim]
 
 
 def test_claims_to_hide_are_asked_again_of_the_strongest():

@@ -12,8 +12,8 @@ from secateur.config import Audit, read
 from secateur.errors import WrongInput
 from secateur.metrics.membership import Estimate
 from secateur.runs.rows import Row
+from secateur.studies.dgp.results import DgpResults
 from secateur.studies.dgp.steps import Step
-from secateur.studies.dgp.tables import DgpResults
 from secateur.studies.mapp.federations import cases_of
 from secateur.studies.matrix.ground import MatrixStep
 from secateur.studies.priprune.federations import Federations, values_of

@@ -10,7 +10,8 @@ from secateur.cli import main
 from secateur.report.heatmap import BY_KEY, build_heatmaps
 from secateur.runs.folder import load_figures, load_rows
 from secateur.studies.dgp.extensions import HELD, LISTENED
-from secateur.studies.dgp.tables import LEFT_OUT, RECOVERED, TRAINED, DgpResults, left_out_lines
+from secateur.studies.dgp.results import DgpResults
+from secateur.studies.dgp.tables import LEFT_OUT, RECOVERED, TRAINED, left_out_lines
 from secateur.studies.results import AuditResults
 from secateur.studies.study import Study, read_scales
 from secateur.studies.table import NOT_SUPPORTED, SUPPORTED, UNDECIDED

@@ -16,6 +16,7 @@ from secateur.runs.archive import Archive
 from secateur.runs.folder import Run
 from secateur.runs.rows import Row
 from secateur.studies.dgp import cost, extensions, tables, theory
+from secateur.studies.dgp.results import DgpResults
 from secateur.studies.dgp.steps import (
     DgpSetting,
     Step,
@@ -26,7 +27,6 @@ from secateur.studies.dgp.steps import (
     network_of,
     stand_in,
 )
-from secateur.studies.dgp.tables import DgpResults
 from secateur.studies.study import Request, Scale, Study, StudyPlan, register, run_steps, scale_of, select_steps
 from secateur.studies.table import Tabulated
 

@@ -28,8 +28,8 @@ from secateur.metrics.estimates import combine
 from secateur.runs.artifacts import Result
 from secateur.runs.rows import Row
 from secateur.seeding import derive
+from secateur.studies.dgp.results import DgpResults, TrainingKey, base
 from secateur.studies.dgp.steps import DgpSetting, build_structure
-from secateur.studies.dgp.tables import DgpResults, TrainingKey, base
 from secateur.studies.table import Cases, Cells, TableLine, Tabulated, find_printed
 
 BATCH = 32

@@ -34,8 +34,9 @@ from secateur.metrics.membership import Estimate, share, share_of
 from secateur.runs.artifacts import Result, explained, write
 from secateur.runs.rows import Row
 from secateur.seeding import derive
+from secateur.studies.dgp.results import DgpResults
 from secateur.studies.dgp.steps import DgpSetting, attack_updates, build_structure, train, with_parts
-from secateur.studies.dgp.tables import FEEDBACK, DgpResults, accuracy_lines, judge_attackers, privacy_lines
+from secateur.studies.dgp.tables import FEEDBACK, accuracy_lines, judge_attackers, privacy_lines
 from secateur.studies.results import AuditResults, VictimKey
 from secateur.studies.table import Cases, Cells, Finding, TableLine, Tabulated
 from secateur.theory.convergence import lemma_1

@@ -35,8 +35,8 @@ from secateur.report.summary import group_by
 from secateur.runs.artifacts import Result
 from secateur.runs.rows import Row
 from secateur.seeding import derive
+from secateur.studies.dgp.results import DgpResults, attack_key, base
 from secateur.studies.dgp.steps import DgpSetting
-from secateur.studies.dgp.tables import DgpResults, attack_key, base
 from secateur.studies.table import Cases, Cells, Finding, TableLine, Tabulated
 from secateur.theory import convergence as theorems
 from secateur.theory.gradient_distance import (
