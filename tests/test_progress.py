@@ -52,6 +52,12 @@ def test_a_log_has_a_line_now_and_then_with_the_time_left(capsys, monkeypatch):
         "dlg on target 0: 60 of 300 iterations, about 4 min left",
         "dlg on target 0: 90 of 300 iterations, about 4 min left",
     ]
+    with progress("dlg on target 0", 20, unit="iterations") as advance:
+        for _ in range(30):
+            clock[0] += 1
+            advance(1)
+    lines = capsys.readouterr().err.splitlines()
+    assert lines[1:] == ["dlg on target 0: 30 of 20 iterations"], "trials began again: nobody knows what is left"
 
 
 LONG = """

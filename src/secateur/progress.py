@@ -61,7 +61,8 @@ def _write_lines(description: str, total: int | None, unit: str) -> Advance:
         if now - last < PAUSE or not done:
             return
         last = now
-        left = "" if total is None else f", about {_describe_time((now - begun) / done * (total - done))} left"
+        more = 0 if total is None else total - done  # diverged trials begin again, beyond the total
+        left = f", about {_describe_time((now - begun) / done * more)} left" if more > 0 else ""
         counted = _count(done, unit) if total is None else f"{done} of {_count(total, unit)}"
         print(f"{said or description}: {counted}{left}", file=sys.stderr, flush=True)
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Literal
 
 import torch
@@ -23,6 +24,7 @@ from secateur.attacks.inversion.optimisation import (
     LBFGS,
     AdamRule,
     Schedule,
+    SharedBar,
     StepRule,
     Trials,
     learning_rates,
@@ -152,15 +154,16 @@ class GradientMatching(InversionAttack):
             whole = {f"{i}/{name}": value.clone() for i, state in enumerate(states) for name, value in state.items()}
             watch.save(whole, pictures())
 
+        bar = SharedBar(watch.advance, len(aims))
         for group, one, state in zip(groups, trials, states, strict=True):
 
             def run(rows: Tensor, group: list[int] = group, one: Trials = one, state: Params = state) -> None:
                 """Run all targets of the group, or, where memory ran out, some on their rows of the state."""
                 if len(rows) == len(group):
-                    return one.run(state, watch.advance, save)
+                    return one.run(state, partial(bar.move, len(group)), save)
                 some = [group[row] for row in rows.tolist()]
                 part = self.trials([aims[i] for i in some], [seeds[i] for i in some], knowledge)
-                part.run(one.rows(state, rows), watch.advance, save)
+                part.run(one.rows(state, rows), partial(bar.move, len(some)), save)
 
             halve_on_shortage(run, torch.arange(len(group)))
             save()

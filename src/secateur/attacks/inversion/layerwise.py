@@ -25,6 +25,7 @@ from secateur.attacks.inversion.layerwise_solver import (
     moments,
     prepare,
 )
+from secateur.attacks.inversion.optimisation import SharedBar
 from secateur.attacks.inversion.problem import natural_basis
 from secateur.attacks.inversion.updates import read_change
 from secateur.catalogue import method
@@ -106,6 +107,7 @@ class Layerwise(InversionAttack):
     ) -> Iterator[tuple[int, Reconstruction]]:
         """Yield the reconstruction of each target; its best round counts."""
         known: list[tuple[Params, Network, list[PreparedLayer]]] = []
+        bar = SharedBar(watch.advance, len(targets))
         for index, (views, rng) in enumerate(zip(targets, chance, strict=True)):
             seed, rounds = draw_seed(rng), []
             for trial, view in enumerate(views):
@@ -114,8 +116,7 @@ class Layerwise(InversionAttack):
                     known = [(view.sent, network, prepare_layers(network, knowledge))]
                 _, network, layers = known[-1]
                 rounds.append(self._round(view, knowledge, network, layers, index, seed, trial))
-            done = [self.iterations * number // len(targets) for number in (index, index + 1)]
-            watch.advance(done[1] - done[0])  # the bar counts iterations of all targets together
+            bar.move(1, self.iterations)
             yield index, min(rounds, key=lambda one: one.loss)
 
     def _round(

@@ -36,6 +36,21 @@ BETAS, EPS = (0.9, 0.999), 1e-8  # of Adam
 WARM_UP = 50  # iterations
 
 
+@dataclass
+class SharedBar:
+    """A bar of the iterations of all targets together, where some targets go before others."""
+
+    advance: Callable[[int], None]
+    targets: int
+    _done: int = 0  # iterations of all targets
+
+    def move(self, targets: int, iterations: int) -> None:
+        """Count the iterations that so many targets have made."""
+        shown = self._done // self.targets
+        self._done += targets * iterations
+        self.advance(self._done // self.targets - shown)
+
+
 class StepRule(Protocol):
     """A rule that moves all trials by one step."""
 
