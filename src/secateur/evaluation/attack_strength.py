@@ -10,7 +10,7 @@ from secateur.attacks.inversion.adaptive import FILL, FOLLOWS, MAGNITUDES, PLAIN
 from secateur.catalogue import Method, methods, name_of, split
 from secateur.defenses import AGAINST_NOTHING, AGAINST_TRAINING, IMITATING, IN_OUT
 from secateur.evaluation.calibration import WEIGHTS
-from secateur.evaluation.reconstruction import fewest_updates
+from secateur.evaluation.reconstruction import COLOUR, fewest_updates
 from secateur.runs.rows import Row
 
 UNMET = "did not meet "  # the first words about attackers that are missing, also in notes of rows
@@ -33,6 +33,7 @@ class Strength:
     tuned: bool  # no weight of total variation, or one that its attacker chose for such pictures
     empty: bool = False  # error feedback had an empty residual, as in a client's first round alone
     optimiser: str = ""  # of the client's steps; empty: plain SGD, or a gradient was sent
+    colour: bool = False  # the pictures have colours, so they are likely photographs
 
     @property
     def mode(self) -> str:
@@ -42,6 +43,14 @@ class Strength:
     def setting(self, name: str, default: str) -> str:
         """Return a setting of the attack as text."""
         return read_settings(self.name).get(name, default)
+
+    @property
+    def smooth(self) -> bool | None:
+        """True for a search at noisy pictures, which prefers natural ones; None if the attack is no search."""
+        entry = _find(self.name)
+        if entry is None or "smoothing" not in entry.defaults:
+            return None
+        return float(self.setting("smoothing", str(entry.defaults["smoothing"]))) > 0
 
     @property
     def cut(self) -> str | None:
@@ -78,7 +87,8 @@ def measure_strength(name: str, rows: Sequence[Row]) -> Strength:
     empty = any(row.extra.get("residual") == EMPTY for row in rows)
     updates = round(sum(row.value or 0 for row in alone))
     optimisers = (OPTIMISER.search(str(row.extra.get("update"))) for row in rows)
-    return Strength(name, updates, weights, tuned, empty, next((match[1] for match in optimisers if match), ""))
+    colour = any(row.metric == "pictures" and row.note == COLOUR for row in rows)
+    return Strength(name, updates, weights, tuned, empty, next((match[1] for match in optimisers if match), ""), colour)
 
 
 def pools(row: Row) -> bool:
@@ -100,6 +110,11 @@ def list_missing(attacks: Sequence[Strength], defense: str, base: str = "") -> l
         strong = [name for name, entry in methods("inversion").items() if entry.info.get("strong_on") == rule]
         if strong and not any(name_of(attack.name) in strong for attack in attacks):
             missing.append(f"of steps of {rule} {' or '.join(strong)} may see more, and was not met")
+    searches = [attack for attack in attacks if attack.colour and attack.smooth is not None]
+    for smooth, name in ((False, "ig"), (True, "ig-smooth")):  # on some networks one sees far more, on others the other
+        lack = {attack.mode for attack in searches} - {attack.mode for attack in searches if attack.smooth is smooth}
+        if names := [name if mode == PLAIN else f"{name}:{settings_of_mode(mode)}" for mode in sorted(lack)]:
+            missing.append(f"of colour pictures {' or '.join(names)} may see more, and was not met")
     for mode in [mode for mode in modes if mode in met] or sorted(met):
         same = [attack for attack in attacks if attack.mode == mode or mode == MAGNITUDES in attack.mode]
         if all(attack.cut for attack in same):

@@ -32,6 +32,7 @@ JUDGES = {
     "denoised": "the same after a light denoiser, and nearer than the truth's mean colour",
     "lpips": f"at least {NEARER} times nearer by LPIPS to their own truth than to the {SIMILAR} most similar truths",
 }
+COLOUR = "in colour"  # note of a number of pictures
 PAIRINGS = 20  # most pairings of updates with each other's truths, for the chance level
 
 
@@ -174,8 +175,9 @@ def _shares(labels: dict[str, Any], matches: Sequence[MatchedPictures], weights:
         estimate = share_by_target(hits, sizes)
         return Row(**labels, metric=metric, **(estimate._asdict() | ({"note": note} if note else {})))
 
-    rows = [Row(**labels, metric="updates", value=len(sizes)), Row(**labels, metric="pictures", value=sum(sizes))]
-    rows.append(share_row("returned", returned))
+    colour = COLOUR if truth.shape[1] == 3 else None
+    rows = [Row(**labels, metric="updates", value=len(sizes))]
+    rows += [Row(**labels, metric="pictures", value=sum(sizes), note=colour), share_row("returned", returned)]
     if labels["extra"]["labels"] == "oracle":
         rows.append(Row(**labels, metric="label_accuracy", value=None, note="the attacker was given the labels"))
     else:
