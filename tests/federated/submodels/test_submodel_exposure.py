@@ -21,7 +21,15 @@ from secateur.config.methods import choice
 from secateur.data.embedded import digits
 from secateur.errors import WrongInput
 from secateur.federated.spec import Adam
-from secateur.federated.submodels.membership_attacks import Asking, MembershipEvaluation, Target, halves, turn_of
+from secateur.federated.submodels import membership_attacks
+from secateur.federated.submodels.membership_attacks import (
+    Asking,
+    MembershipEvaluation,
+    Target,
+    halves,
+    pool_of,
+    turn_of,
+)
 from secateur.metrics.estimates import exposure_correlation
 from secateur.models.create import create
 from secateur.seeding import derive
@@ -120,6 +128,23 @@ def test_a_client_that_is_too_small_is_said_and_left_out(target, data):
     few = replace(target, rows=torch.arange(99))
     row = found(expose(few, data, [YEOM], LABELS, asking=Asking(printed=True)), attack="yeom")
     assert row.value is None and "must know some of each (1 % of the members, at most 3)" in row.note
+
+
+@pytest.mark.parametrize("spare", [1, 2])
+def test_a_population_of_one_row_is_said_and_left_out(target, data, spare, monkeypatch):
+    """One row has no batch statistics: the run ended with advice about the clients' batches."""
+
+    def deal(asked, rng):
+        whole = pool_of(asked, rng)
+        return whole._replace(rows=whole.rows[: len(whole.is_member) + spare])
+
+    monkeypatch.setattr(membership_attacks, "pool_of", deal)
+    small, asking = replace(target, rows=torch.arange(60)), Asking(shadows=4, size=32, compare=False)
+    rows = expose(small, data, [LIRA, RMIA], LABELS, asking=asking, turn=replace(TURN, epochs=1, batch_size=32))
+    assert found(rows, attack="lira").value is not None
+    rmia = found(rows, attack="rmia")
+    assert (rmia.value is None) == (spare == 1)
+    assert spare > 1 or rmia.note.startswith("excluded: its population has 1 of at least 2 rows")
 
 
 def test_an_attack_that_was_excluded_was_not_met(target, data):

@@ -232,6 +232,9 @@ class MembershipEvaluation:
         places = torch.arange(len(is_member))
         candidates = Candidates(pool.take(places.to(self.device)), places)
         for attack in attacks:
+            if "population" in attack.method.defaults and len(population) < 2:
+                yield self.exclude(attack, f"its population has {len(population)} of at least 2 rows; use more data")
+                continue
             fitted = attack.make().fit(InOut(boxes, pool, design, population), derive(seed, str(attack)))
             guesses, view = fitted.score(target_box, candidates), YeomView(self.asking.batches, 1)
             for row in self._rows(attack, guesses, is_member, view, 0, main=True):
