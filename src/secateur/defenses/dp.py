@@ -20,6 +20,7 @@ from torch.func import functional_call, grad
 
 from secateur import tree
 from secateur.catalogue import method
+from secateur.defenses import NATURAL
 from secateur.defenses.dp_common import AT_ONCE, OPACUS, Guarantee, Phase, PrivacySettings, epsilon, freeze_norms
 from secateur.defenses.noise import draw_normal
 from secateur.errors import WrongInput
@@ -37,7 +38,7 @@ LOOK = "look/"  # prefix of the noise's names; no parameter has it
     acts_on="upload",
     adaptive=(),
     requires=OPACUS,
-    strongest="the plain attack, bounded by epsilon; where batches repeat, rounds=N averages the noise",
+    strongest=f"the plain attack, {NATURAL}, bounded by epsilon; where batches repeat, rounds=N averages noise",
 )
 @dataclass(frozen=True)
 class DifferentialPrivacy(PrivacySettings, Upload):

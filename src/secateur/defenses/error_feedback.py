@@ -9,6 +9,7 @@ from typing import NamedTuple
 import torch
 
 from secateur.catalogue import Defense, method
+from secateur.defenses import NATURAL
 from secateur.errors import WrongInput
 from secateur.interfaces import Mask, Params, Upload, UploadContext
 
@@ -64,7 +65,7 @@ class ErrorFeedback:
     "dgp",
     acts_on="residual",
     adaptive=("support+follows",),
-    strongest="adaptive=support:follows=true, on a residual from training (--rounds-before)",
+    strongest=f"adaptive=reapply or support:follows=true, {NATURAL}, on a residual of training (--rounds-before)",
 )
 def error_feedback() -> Callable[[Upload], ErrorFeedback]:
     """Adds what an upload did not send to the client's next gradient (Karimireddy et al. 2019; dgp Algorithm 2).

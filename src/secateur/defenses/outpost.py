@@ -23,7 +23,7 @@ CHANCE = "."  # name of the draw that decides if the defense is applied; no para
     "dgp",
     acts_on="upload",
     adaptive=("mask", "support"),
-    strongest=f"adaptive=mask or support ({NATURAL}), which leave out entries that were dropped or hold noise",
+    strongest=f"adaptive=mask or support, {NATURAL}, which leave out entries that were dropped or hold noise",
 )
 @dataclass(frozen=True)
 class Outpost(Upload):

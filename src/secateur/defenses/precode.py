@@ -9,6 +9,7 @@ from torch import Generator, Tensor, fx, nn
 from torch.nn.functional import softplus
 
 from secateur.catalogue import method
+from secateur.defenses import NATURAL
 from secateur.errors import check_number, check_whole
 from secateur.functional import Noisy, classifier
 from secateur.interfaces import Loss, Params
@@ -21,7 +22,7 @@ from secateur.seeding import initialise
     "dgp",
     acts_on="model",
     adaptive=("layer",),
-    strongest="adaptive=layer, which leaves the noisy bottleneck out",
+    strongest=f"adaptive=layer, {NATURAL}, which leaves the noisy bottleneck out",
 )
 @dataclass(frozen=True)
 class Precode:

@@ -33,7 +33,7 @@ Back = Callable[[Tensor], Tensor]  # gradients by the features (K, B, F) -> by t
     "dgp",
     acts_on="upload",
     adaptive=("layer",),
-    strongest="adaptive=layer, which leaves the defended layer out; rob reads no such layer at all",
+    strongest="adaptive=layer, which leaves the defended layer out; rob never reads that layer",
 )
 @dataclass(frozen=True)
 class Soteria(Upload):
