@@ -43,7 +43,7 @@ noise_fast() { trained noise-fast none,noise --set epochs=10 --set learning_rate
 privacy() { # Table 1's attacks on every defense, plain and adaptive, side by side; then Table 2
   study_into privacy-others dgp-table1 --set steps=rob,r-gap &
   for some in none,ats,soteria,precode noise,outpost top-k dgp; do
-    study_into "privacy-$some" dgp-table1 --set steps=ig --set defenses=$some &
+    study_into "privacy-$some" dgp-table1 --set steps=ig,ig-smooth --set defenses=$some &
   done
   wait
   study_into table2 dgp-table2 --set steps=rob
@@ -55,8 +55,8 @@ gi_bare() { gi none,noise,outpost; }
 gi_top_k() { gi top-k,ats; }
 gi_dgp() { gi dgp,precode; }
 gi_soteria() { gi soteria; }
-precode() { study_into ig-precode dgp-table1 --set steps=ig --set defenses=precode; } # and by who leaves its layer out
-ratios() { study_into table2-ig dgp-table2 --set steps=ig; }                          # Table 2 under IG
+precode() { study_into ig-precode dgp-table1 --set steps=ig,ig-smooth --set defenses=precode; } # and by who leaves its layer out
+ratios() { study_into table2-ig dgp-table2 --set steps=ig,ig-smooth; }                          # Table 2 under IG and ig-smooth
 networks() { study dgp-table5; }                                                      # Table 5
 
 side_by_side "$@"
