@@ -65,7 +65,7 @@ class ErrorFeedback:
     "dgp",
     acts_on="residual",
     adaptive=("support+follows",),
-    strongest=f"adaptive=reapply or support:follows=true, {NATURAL}, on a residual of training (--rounds-before)",
+    strongest=f"adaptive=reapply or support:follows=true, {NATURAL}, on a trained residual (--rounds-before)",
 )
 def error_feedback() -> Callable[[Upload], ErrorFeedback]:
     """Adds what an upload did not send to the client's next gradient (Karimireddy et al. 2019; dgp Algorithm 2).

@@ -20,7 +20,7 @@ from secateur.seeding import spawn
     "dgp",
     acts_on="upload",
     adaptive=(),
-    strongest=f"the plain attack, {NATURAL}, as all entries are equally noisy; on repeated batches also rounds=N",
+    strongest=f"the plain attack, {NATURAL}, as entries are equally noisy; on repeated batches also rounds=N",
 )
 @dataclass(frozen=True)
 class GaussianNoise(Upload):
