@@ -22,8 +22,9 @@ WORDS = {  # of the common ground
     "Final model": "{in_out} reference models; pruned at {sparsity}, {finetune_epochs} epochs of fine-tuning",
     "Updates": "membership by the last {history} rounds of each client: {membership}",
     "Updates of sub-models": "the same by {submodel_membership}, with {shadow_federations} shadow federations",
-    "Inversion": "sgi, which is IG that reads the mask of pruned weights: all clients in round {attacked_round}, "
-    "{iterations} iterations, weight of total variation {total_variation}, labels known; mid-grey scores about 12 dB",
+    "Inversion": "plain by sgi, which is IG that reads the mask of pruned weights; an opened row names the strongest. "
+    "All clients in round {attacked_round}, {iterations} iterations, weight of total variation {total_variation}, "
+    "labels known; mid-grey scores about 12 dB",
     "Attacks of inversion": "{inversions}, each plain and in the modes that work against the defense",
     "Active server": "rob with {bins} bins, in the same round; more than 60 dB count as 60",
 }
