@@ -149,14 +149,14 @@ def test_refused_and_unmet_cells_are_marked_with_their_reasons():
     rows += [
         cell("dgp", "strongest", 13),
         cell("dgp", "strongest", 14, attack="ig-smooth", unmet="ig-smooth:adaptive=reapply: no"),
-        cell("adgp", "active", 9, outside="a"),
+        cell("ats", "active", 9, outside="a"),
     ]
     page = build_page(rows, [])
-    ppb, dgp, adgp = page["maps"][0].rows
+    ppb, dgp, ats = page["maps"][0].rows
     assert ppb.cells["inversion"].reasons == ["no update <is> sent (said by the matrix)"]
     assert not ppb.cells["inversion"].text and not ppb.cells["inversion"].unmet
     assert dgp.cells["strongest"].unmet and dgp.cells["strongest"].marks == ["ig-smooth:adaptive=reapply: no"]
-    assert not adgp.cells["active"].unmet and adgp.cells["active"].marks == ["a"]
+    assert not ats.cells["active"].unmet and ats.cells["active"].marks == ["a"]
 
 
 def test_sub_models_lack_shadow_federations():
@@ -183,6 +183,20 @@ def test_pictures_lack_the_smooth_inversion_until_it_knows_as_much_as_others():
     assert unmet("heterofl", plain) and not unmet("heterofl", plain, "sgi:adaptive=reapply", smooth)
     late = [*seeds("none", "strongest", 14, attack=plain), cell("none", "strongest", 20, attack=smooth)]
     assert only(late).rows[0].cells["strongest"].unmet, "two of three seeds did not meet it"
+
+
+def test_the_active_server_lacks_modes_that_work_against_the_defense():
+    def active(name, *attacks):
+        rows = [row for attack in attacks for row in seeds(name, "active", 9, attack=attack)]
+        return only(rows).rows[0].cells["active"]
+
+    plain = active("random", "rob:bins=128")
+    assert plain.unmet and plain.marks == ["rob did not run with adaptive=fill on every seed"]
+    assert not active("random", "rob:bins=128", "rob:adaptive=fill:bins=128").unmet
+    assert active("dgp", "rob").unmet and not active("dgp", "rob", "rob:adaptive=support").unmet
+    assert not active("noise", "rob").unmet and not active("soteria", "rob").unmet, "no mode of rob works"
+    late = [*seeds("random", "active", 9, attack="rob"), cell("random", "active", 50, attack="rob:adaptive=fill")]
+    assert only(late).rows[0].cells["active"].unmet, "two of three seeds did not meet it"
 
 
 def test_a_cell_of_fewer_seeds_says_so():
