@@ -22,9 +22,8 @@ from secateur.attacks.inversion.adaptive import PLAIN, settings_of_mode
 from secateur.attacks.inversion.gradient_matching import GradientMatching
 from secateur.catalogue import find, methods, name_of
 from secateur.defenses import NATURAL
-from secateur.evaluation.attack_strength import SHADOW_FEDERATIONS, Strength, list_modes, name_unmet
+from secateur.evaluation.attack_strength import SHADOW_FEDERATIONS, SMOOTH, Strength, list_unmet
 from secateur.evaluation.attack_strength import UNMET as UNMET_WORDS
-from secateur.report.heatmap import SMOOTH
 from secateur.runs.archive import Archive
 from secateur.runs.rows import Row
 from secateur.studies import read_data
@@ -284,11 +283,7 @@ def _list_unmet(defense: str, seeds: Mapping[int, set[str]], base: str) -> tuple
 
 def _name_unmet(defense: str, attacks: set[str], base: str) -> list[str]:
     """Return the adaptive attackers that a defense on a base pruning did not meet, of the modes that these can have."""
-    modes = set(list_modes(defense, base))
-    entries = [entry for attack in attacks if (entry := methods("inversion").get(name_of(attack)))]
-    able = {mode for entry in entries for mode in entry.info.get("adapts", modes)}
-    lack = name_unmet(defense, attacks | {f"other:{settings_of_mode(mode)}" for mode in modes - able}, base)
-    return lack.removeprefix(UNMET_WORDS).split(", ") if lack else []
+    return [settings_of_mode(mode) for mode in list_unmet(defense, attacks, base, able=True)]
 
 
 # The page -------------------------------------------------------------------------------------------------------

@@ -191,7 +191,7 @@ def test_the_active_server_lacks_modes_that_work_against_the_defense():
         return only(rows).rows[0].cells["active"]
 
     plain = active("random", "rob:bins=128")
-    assert plain.unmet and plain.marks == ["rob did not run with adaptive=fill on every seed"]
+    assert plain.unmet and plain.marks == ["it did not run with adaptive=fill on every seed"]
     assert not active("random", "rob:bins=128", "rob:adaptive=fill:bins=128").unmet
     assert active("dgp", "rob").unmet and not active("dgp", "rob", "rob:adaptive=support").unmet
     assert not active("noise", "rob").unmet and not active("soteria", "rob").unmet, "no mode of rob works"

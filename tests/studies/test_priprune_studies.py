@@ -504,8 +504,8 @@ def folder(tmp_path_factory):
     return tmp_path_factory.mktemp("priprune") / "study"
 
 
-def reproduced(name, folder):
-    """Run a tiny study to its table and page."""
+def check_reproduction(name, folder):
+    """Run a tiny study, and check its table, verdicts, values and page."""
     command = ["reproduce", f"priprune-{name}", "--scale", "tiny", "--out", str(folder), "--set", "iterations=2"]
     assert main(command) == 0
     table = (folder / "table.md").read_text()
@@ -520,14 +520,14 @@ def reproduced(name, folder):
 @pytest.mark.system
 @pytest.mark.parametrize("name", [name for name in OWN + OURS if name not in ("table2", "fig9")])
 def test_tiny_studies_share_a_folder(name, folder):
-    reproduced(name, folder)
+    check_reproduction(name, folder)
 
 
 @pytest.mark.system
 def test_what_two_studies_share_is_run_once(folder):
-    reproduced("table2", folder)
+    check_reproduction("table2", folder)
     before = {path.name: path.stat().st_mtime_ns for path in (folder / "artifacts").iterdir()}
-    reproduced("fig9", folder)
+    check_reproduction("fig9", folder)
     assert {path.name: path.stat().st_mtime_ns for path in (folder / "artifacts").iterdir()} == before
 
 

@@ -14,6 +14,7 @@ from secateur.evaluation.reconstruction import COLOUR, fewest_updates
 from secateur.runs.rows import Row
 
 UNMET = "did not meet "  # the first words about attackers that are missing, also in notes of rows
+SMOOTH = "ig-smooth"  # the search at noisy pictures, beside ig and sgi
 SHADOW_FEDERATIONS = 8  # of the strongest attacker on the clients of sub-models
 AGAINST_SUBMODELS = (
     f"lira or rmia:gamma=1 on {SHADOW_FEDERATIONS} shadow federations (--set shadow_federations={SHADOW_FEDERATIONS})"
@@ -111,7 +112,7 @@ def list_missing(attacks: Sequence[Strength], defense: str, base: str = "") -> l
         if strong and not any(name_of(attack.name) in strong for attack in attacks):
             missing.append(f"of steps of {rule} {' or '.join(strong)} may see more, and was not met")
     searches = [attack for attack in attacks if attack.colour and attack.smooth is not None]
-    for smooth, name in ((False, "ig"), (True, "ig-smooth")):  # on some networks one sees far more, on others the other
+    for smooth, name in ((False, "ig"), (True, SMOOTH)):  # on some networks one sees far more, on others the other
         lack = {attack.mode for attack in searches} - {attack.mode for attack in searches if attack.smooth is smooth}
         if names := [name if mode == PLAIN else f"{name}:{settings_of_mode(mode)}" for mode in sorted(lack)]:
             missing.append(f"of colour pictures {' or '.join(names)} may see more, and was not met")
@@ -139,10 +140,22 @@ def name_unmet(defense: str, attacks: Iterable[str], base: str = "") -> str:
         >>> name_unmet("random", ["rob", "sgi:adaptive=support:follows=true"])
         'did not meet adaptive=fill'
     """
+    unmet = list_unmet(defense, attacks, base)
+    return f"{UNMET}{', '.join(map(settings_of_mode, unmet))}" if unmet else ""
+
+
+def list_unmet(defense: str, attacks: Iterable[str], base: str = "", able: bool = False) -> list[str]:
+    """Return the adaptive modes known against a defense that are not among these attacks; `able`: that these can have.
+
+    Example:
+        >>> list_unmet("random", ["rob"]), list_unmet("random", ["rob"], able=True)
+        (['support+follows', 'fill'], ['fill'])
+    """
     attacks = list(attacks)
-    met = _with_magnitudes(set(map(read_mode, attacks)))
-    unmet = [settings_of_mode(mode) for mode in list_modes(defense, base, attacks) if mode not in met]
-    return f"{UNMET}{', '.join(unmet)}" if unmet else ""
+    met, known = _with_magnitudes(set(map(read_mode, attacks))), list_modes(defense, base, attacks)
+    entries = [entry for attack in attacks if (entry := _find(attack))]
+    possible = {mode for entry in entries for mode in entry.info.get("adapts", known)}
+    return [mode for mode in known if mode not in met and (mode in possible or not able)]
 
 
 def name_missing_members(

@@ -12,8 +12,8 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 
 from secateur.attacks.inversion.adaptive import settings_of_mode
-from secateur.catalogue import find, methods, name_of
-from secateur.evaluation.attack_strength import list_modes, read_mode
+from secateur.catalogue import methods, name_of
+from secateur.evaluation.attack_strength import SMOOTH, list_unmet, read_mode
 from secateur.metrics.estimates import Measure, mean, pick_highest
 from secateur.metrics.membership import Estimate
 from secateur.report.summary import group_by
@@ -25,7 +25,6 @@ NONE, FIRST = "none", "none (first round)"  # the rows without a defense, in the
 BASIC, TUNED = "basic", "on the final model"  # fine-tuning without a defense, and the group of fine-tuned rows
 COPY = 60.0  # dB from which a picture counts as a copy
 SHADOWED = "LiRA and RMIA learn from shadow clients of one turn; shadow federations and rmia:gamma=1 were not met"
-SMOOTH, ACTIVE = "ig-smooth", "rob"
 SMOOTHED = f"of sgi and {SMOOTH} one did not run with all that the other knew of the defense"
 SCALE = ("#fff7d6", "#fee391", "#fec44f", "#fe9929", "#bf4a02", "#7a2503")  # light to dark: safe for colour-blind eyes
 MOST_NETWORKS, MOST_ROWS, MOST_LINES = 6, 60, 12  # of a page, of a heat map, of a cell
@@ -184,7 +183,7 @@ class MatrixCell:
             return "" if all(self._met_both(seed, unneeded) for seed in self.measure) else SMOOTHED
         if self.column.key == "active":
             modes = list(dict.fromkeys(mode for seed in self.measure for mode in self._list_unasked(seed)))
-            return f"{ACTIVE} did not run with {', '.join(map(settings_of_mode, modes))} on every seed" if modes else ""
+            return f"it did not run with {', '.join(map(settings_of_mode, modes))} on every seed" if modes else ""
         shadowed = {row.seed for row in self.rows if "shadows" in row.extra}
         return SHADOWED if submodels and self.column.key == "updates" and not self.measure.keys() <= shadowed else ""
 
@@ -197,10 +196,8 @@ class MatrixCell:
 
     def _list_unasked(self, seed: int) -> list[str]:
         """Return the modes of the active server that work against the defense, and did not run on a seed."""
-        asked = {read_mode(row.attack) for row in self.rows if row.seed == seed and row.attack}
-        able = find("inversion", ACTIVE).info["adapts"]
-        known = list_modes(str(self.rows[0].defense), attacks=[ACTIVE])
-        return [mode for mode in known if mode in able and mode not in asked]
+        attacks = [row.attack for row in self.rows if row.seed == seed and row.attack]
+        return list_unmet(str(self.rows[0].defense), attacks, able=True)
 
     def list_rows(self) -> list[tuple[str, str, str]]:
         """Return a line for each attack: its name, its mean, and its values by seed with other scores."""

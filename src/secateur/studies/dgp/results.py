@@ -14,10 +14,9 @@ from typing import Any, ClassVar, NamedTuple
 
 from secateur.attacks.inversion.adaptive import PLAIN
 from secateur.catalogue import name_of
-from secateur.evaluation.attack_strength import read_mode
+from secateur.evaluation.attack_strength import SMOOTH, read_mode
 from secateur.metrics.estimates import Measure, mean_of, pick_highest
 from secateur.metrics.membership import Estimate
-from secateur.report.heatmap import SMOOTH
 from secateur.report.summary import group_by
 from secateur.runs.rows import Row
 from secateur.studies.dgp.steps import NAMES, weak_modes

@@ -11,8 +11,8 @@ from functools import partial
 from itertools import pairwise
 
 from secateur.config import defense_of_updates
+from secateur.evaluation.attack_strength import SMOOTH
 from secateur.metrics.estimates import combine
-from secateur.report.heatmap import SMOOTH
 from secateur.studies.dgp.results import PAIRED, AttackKey, DgpResults, TrainingKey, base
 from secateur.studies.dgp.steps import weak_modes
 from secateur.studies.table import Cases, Cells, Finding, TableLine, Tabulated, curve, find_printed

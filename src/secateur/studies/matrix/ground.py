@@ -18,10 +18,10 @@ from secateur.config import defense as read_defense
 from secateur.data.dataset import Dataset
 from secateur.defenses.priprune import PRESETS
 from secateur.errors import WrongInput
-from secateur.evaluation.attack_strength import list_modes
+from secateur.evaluation.attack_strength import SMOOTH, list_modes
 from secateur.metrics.membership import Estimate
 from secateur.models.create import create
-from secateur.report.heatmap import CELL, REFUSED, SMOOTH
+from secateur.report.heatmap import CELL, REFUSED
 from secateur.runs.folder import Run
 from secateur.runs.rows import Row
 from secateur.seeding import derive
